@@ -1,0 +1,34 @@
+# Two commands on a fresh machine: `make run` and `make test`. Every target sets up what it needs.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PEERS := .venv-peers
+# Real traces and a recorded sweep; the project ships none. Tests that need them skip by name where the folder is absent.
+DATA := $(abspath $(wildcard ../shared/data))
+export BLOCKTABLE_DATA ?= $(DATA)
+
+.PHONY: venv run test lint format peers conformance bench long gpu docs mutants wheel clean
+.DEFAULT_GOAL := test
+
+venv: $(VENV)/.done
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch]'
+	touch $@
+
+run: venv
+	./examples/launch.sh $(BIN)/blocktable
+
+# Compiled first; then plain Python, where coverage can see inside the loops.
+test: venv
+	$(BIN)/pytest -q
+	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q --cov --cov-report=term:skip-covered
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
