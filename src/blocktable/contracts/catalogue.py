@@ -1,0 +1,236 @@
+"""Read a data file of contracts: TOML, one file per engine, every field validated at load.
+
+Wrong data raises `CatalogueError` naming the file, the line, the entry and the field.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NoReturn
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from blocktable.contracts.contract import Contract, Evidence, Layout, OffsetType, Strides, Tail
+from blocktable.contracts.releases import Release, WidthPolicy
+from blocktable.contracts.rules import parse_rule, parse_size
+from blocktable.errors import ArgumentError, CatalogueError
+
+__all__ = ["Call", "Catalogue", "Record", "read_catalogue"]
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kernel package and entry point to which a backend hands its table: the rule is declared there, once."""
+
+    engine: str
+    name: str
+
+
+class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``[[backend]]`` entry as written."""
+
+    name: str
+    versions: str = ""
+    read: list[str] = []
+    kernel_block_sizes: list[int | str] = []
+    manager_block_sizes: list[int | str] = []
+    width_rule: str = "AnyWidth"
+    min_width: int = 0
+    layout: Layout = "dense"
+    tail: Tail = "ignored"
+    strides: Strides = "any"
+    dtype: str = "int32"
+    offset_type: OffsetType = "int32"
+    hardware: list[str] = []
+    context_parallel: bool | None = None
+    cp_max_interleave: int | None = None
+    error_text: str = ""
+    raised: str = ""
+    where: str = ""
+    refusals: dict[str, str] = {}
+    width_first: bool = False
+    source: str = ""
+    evidence: Literal["run", "read", "inferred"] = "read"
+    date: str = ""
+    pitfalls: list[str] = []
+    calls: Call | None = None
+
+
+class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``[[release]]`` entry as written."""
+
+    version: str
+    width: WidthPolicy = "native"
+    default_block_size: int | None = None
+    requires: dict[str, str] = {}
+    evidence: Evidence = "read"
+    source: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole data file as written."""
+
+    engine: str
+    packages: list[str] = []
+    release: list[_Release] = []
+    exists: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    backend: list[_Backend] = []
+
+
+@dataclass(frozen=True)
+class Record:
+    """A contract with what decides where it applies: a version range, the versions it was read in, the call it makes."""
+
+    contract: Contract
+    versions: SpecifierSet
+    read: frozenset[Version]
+    calls: Call | None
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """One data file, read: releases ascending, records by name, existence ranges by name, aliases."""
+
+    engine: str
+    packages: tuple[str, ...]
+    releases: Mapping[Version, Release]
+    records: Mapping[str, tuple[Record, ...]]
+    exists: Mapping[str, SpecifierSet]
+    aliases: Mapping[str, str]
+
+
+def read_catalogue(text: str, file: str) -> Catalogue:
+    """Read and validate the text of a data file; ``file`` is its name for errors. Cost: linear, a few milliseconds."""
+    where = _Where(text, file)
+    try:
+        data = msgspec.toml.decode(text, type=_File)
+    except msgspec.ValidationError as error:
+        where.fail_at(str(error))
+    except msgspec.DecodeError as error:
+        raise CatalogueError(f"{file}: not valid TOML: {error}", values={"file": file}) from None
+    records: dict[str, list[Record]] = {}
+    for index, backend in enumerate(data.backend):
+        records.setdefault(backend.name, []).append(_record(backend, data.engine, where, index))
+    exists = {name: SpecifierSet() for name in records}
+    exists |= {name: where.range(versions, "exists", None, name) for name, versions in data.exists.items()}
+    for alias, name in data.aliases.items():
+        if name not in exists:
+            where.fail("aliases", None, alias, f"{name!r} is no backend of this file")
+    return Catalogue(
+        engine=data.engine,
+        packages=tuple(data.packages),
+        releases=_releases(data, exists, where),
+        records={name: tuple(own) for name, own in records.items()},
+        exists=exists,
+        aliases=data.aliases,
+    )
+
+
+def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") -> dict[Version, Release]:
+    written: dict[Version, _Release] = {}
+    for index, release in enumerate(data.release):
+        version = where.version(release.version, index, "version")
+        if version in written:
+            where.fail("release", index, "version", f"{release.version} is listed twice")
+        written[version] = release
+    ordered = sorted(written)
+    return {
+        version: Release(
+            engine=data.engine,
+            version=written[version].version,
+            data_version=written[version].version,
+            newest=version == ordered[-1],
+            extrapolated=False,
+            width_policy=written[version].width,
+            default_block_size=written[version].default_block_size,
+            requires=MappingProxyType(written[version].requires),
+            backends=_existing(exists, version),
+            evidence=written[version].evidence,
+            source=written[version].source,
+        )
+        for version in ordered
+    }
+
+
+def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str, ...]:
+    return tuple(sorted(name for name, versions in exists.items() if versions.contains(version, prereleases=True)))
+
+
+def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Record:
+    fields = {name: getattr(backend, name) for name in backend.__struct_fields__}
+    calls, read, name = fields.pop("calls"), fields.pop("read"), fields.pop("name")
+    field = "name"
+    try:
+        for field in ("kernel_block_sizes", "manager_block_sizes"):
+            fields[field] = tuple(parse_size(size) for size in fields[field])
+        field = "width_rule"
+        fields[field] = parse_rule(fields[field])
+        contract = Contract(name, engine=engine, **fields)
+    except ArgumentError as error:
+        # Contract itself says which field it refuses, as the first word of its message or in its values.
+        named = next((key for key in fields if key in error.values or error.message.startswith(key)), field)
+        where.fail("backend", index, named, error.message)
+    return Record(
+        contract,
+        where.range(backend.versions, "backend", index, "versions"),
+        frozenset(where.version(version, index, "read", "backend") for version in read),
+        calls,
+    )
+
+
+class _Where:
+    """Turns a table, the number of its entry and a field into file, line and entry for errors."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+
+    def fail_at(self, message: str) -> NoReturn:
+        """Raise for one of msgspec's messages, which end in a path such as ``$.backend[3].min_width``."""
+        problem, _, path = message.rpartition(" - at `")
+        problem = problem or message
+        match = re.match(r"\$\.(\w+)(?:\[(\d+)\])?(?:\.(\w+))?", path)
+        named = re.search(r"field `(\w+)`", problem)
+        table, number, field = match.groups() if match else ("", None, None)
+        index = None if number is None else int(number)
+        self.fail(table or "", index, field or (named[1] if named else ""), problem)
+
+    def fail(self, table: str, index: int | None, field: str, problem: str) -> NoReturn:
+        lines = self._lines()
+        line = lines.get((table, index, field)) or lines.get((table, index, "")) or lines.get(("", None, table))
+        entry = f"[[{table}]] {index + 1}" if index is not None else f"[{table}]" if table else "top level"
+        place = f"{self.file}:{line}" if line else self.file
+        raise CatalogueError(
+            f"{place}: {entry}: {field or 'entry'}: {problem}",
+            values={"file": self.file, "line": line, "entry": entry, "field": field},
+        )
+
+    def _lines(self) -> dict[tuple[str, int | None, str], int]:
+        """Line numbers of every table header (field "") and of every key's first mention below it."""
+        found: dict[tuple[str, int | None, str], int] = {}
+        counts: dict[str, int] = {}
+        table, index = "", None
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if header := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
+                table, index = header[2], None
+                if header[1] == "[[":
+                    index = counts[table] = counts.get(table, -1) + 1
+                found[table, index, ""] = number
+            elif key := re.match(r"\s*[\"']?([\w-]+)[\w.\"'-]*\s*=", line):
+                found.setdefault((table, index, key[1]), number)
+        return found
+
+    def version(self, text: str, index: int, field: str, table: str = "release") -> Version:
+        try:
+            return Version(text)
+        except InvalidVersion:
+            self.fail(table, index, field, f"{text!r} is no version")
+
+    def range(self, text: str, table: str, index: int | None, field: str) -> SpecifierSet:
+        try:
+            return SpecifierSet(text)
+        except InvalidSpecifier:
+            self.fail(table, index, field, f"{text!r} is no version range")

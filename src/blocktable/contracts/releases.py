@@ -1,0 +1,76 @@
+"""Engine releases as data: which width a release allocates, its default block size, and the kernels that it requires."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from types import MappingProxyType
+from typing import Literal
+
+from blocktable._ints import align_up, ceil_div
+from blocktable.contracts.rules import positive_int
+from blocktable.errors import ArgumentError
+
+__all__ = ["GroupKind", "Release", "WidthPolicy"]
+
+WidthPolicy = Literal["native", "floor-128", "gcd-128"]
+GroupKind = Literal["full", "window", "chunked", "state", "ring"]
+
+_KINDS = ("full", "window", "chunked", "state", "ring")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One release of an engine, as far as block tables are concerned.
+
+    ``requires`` names the kernel packages and versions it pins, ``backends`` the backends that exist in it. A release
+    newer than the data is judged as the newest known one: ``version`` is then what was asked for, ``data_version`` what
+    it is judged as, and ``extrapolated`` is True. ``evidence`` and ``source`` are those of the width.
+    """
+
+    engine: str
+    version: str
+    data_version: str
+    newest: bool
+    extrapolated: bool
+    width_policy: WidthPolicy
+    default_block_size: int | None = None
+    requires: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    backends: tuple[str, ...] = ()
+    evidence: str = "read"
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.engine} {self.version}"
+
+    def width(
+        self, *, max_model_len: int, block_size: int, cp_size: int = 1, lookahead: int = 0, kind: GroupKind = "full"
+    ) -> int:
+        """Return the width in manager blocks that this release allocates for a row of a group of that kind.
+
+        Attention groups (full, window, chunked) hold ``max_model_len`` tokens, split over ``cp_size`` ranks; lookahead
+        does not widen them, since the engine never allocates past ``max_model_len``. A state group is replicated and
+        widens by its ``lookahead`` speculative blocks; a ring holds one block. Cost: constant.
+
+        >>> from blocktable.contracts import resolve_engine
+        >>> [resolve_engine(f"vllm=={v}").width(max_model_len=9416, block_size=48) for v in ("0.20.2", "0.21.0", "0.32.0")]
+        [197, 198, 200]
+        """
+        if kind not in _KINDS:
+            raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}", values={"kind": kind})
+        tokens, block = positive_int(max_model_len, "max_model_len"), positive_int(block_size, "block_size")
+        if kind == "ring":
+            return 1
+        if kind == "state":
+            return ceil_div(tokens, block) + lookahead
+        return align_up(ceil_div(tokens, block * positive_int(cp_size, "cp_size")), self.alignment(block))
+
+    def alignment(self, block_size: int) -> int:
+        """Return how many manager blocks an attention group's width is rounded up to, before any split into kernel blocks.
+
+        >>> from blocktable.contracts import resolve_engine
+        >>> resolve_engine("vllm==0.32.0").alignment(544)
+        4
+        """
+        if self.width_policy == "floor-128":
+            return max(128 // block_size, 1)
+        return 128 // gcd(128, block_size) if self.width_policy == "gcd-128" else 1
