@@ -6,16 +6,17 @@
 >>> geometry.check((8, 308))
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import gcd, lcm
+from math import gcd
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from blocktable._ints import align_up, ceil_div
-from blocktable.contracts.contract import Contract, describe_sizes
+from blocktable._ints import align_up, ceil_div, lcm
+from blocktable._remedies import explain, integer, ways, wrong
+from blocktable.contracts.contract import Contract, common_kernel_block
+from blocktable.contracts.fields import describe_sizes
 from blocktable.contracts.releases import Release
-from blocktable.errors import ArgumentError, BlockTableError, GeometryError
+from blocktable.errors import ArgumentError, GeometryError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ class Geometry:
 
     @property
     def ratio(self) -> int:
-        """Kernel blocks per manager block: manager id m becomes ratio·m .. ratio·m + ratio − 1."""
+        """Kernel blocks per manager block: manager id m becomes ratio·m .. ratio·m + ratio - 1."""
         return self.block_size // self.kernel_block_size
 
     @property
@@ -85,16 +86,12 @@ class Geometry:
             contract.check_table(
                 shape, self.kernel_block_size, max_seq_len=self.max_seq_len, strides=strides, dtype=dtype
             )
-        needed = self.min_blocks * self.ratio
-        if shape[-1] < needed:
+        width, needed = int(shape[-1]), self.min_blocks * self.ratio
+        if width < needed:
             raise GeometryError(
-                f"{shape[-1]} columns hold {shape[-1] * self.kernel_block_size} tokens of a row; {needed} are needed",
+                f"{width} columns of {self.kernel_block_size} tokens are too few for a row: {needed} are needed",
                 law="L1",
-                values={
-                    "width": int(shape[-1]),
-                    "needed": needed,
-                    "ways_out": [{"shape": (*shape[:-1], self.kernel_width)}],
-                },
+                values={"width": width, "needed": needed, "ways_out": [{"shape": (*shape[:-1], self.kernel_width)}]},
                 remedy=f"allocate {self.kernel_width} columns",
             )
 
@@ -116,7 +113,7 @@ class Geometry:
         blocktable.errors.GeometryError: 7768 blocks of 276480 elements reach offset 2147696640, past int32; \
 use at most 7767 blocks [L12]
         """
-        blocks, stride = _integer(num_blocks, "num_blocks"), _integer(block_stride, "block_stride")
+        blocks, stride = integer(num_blocks, "num_blocks"), integer(block_stride, "block_stride")
         narrow = [one.name for one in self.contracts if one.offset_type == "int32"]
         kind, limit = ("int64", _INT64_MAX) if self.contracts and not narrow else ("int32", _INT32_MAX)
         most = min(limit // stride, (_INT32_MAX + 1) // self.ratio)
@@ -141,7 +138,7 @@ use at most 7767 blocks [L12]
     def kernel_ids(self, ids: "ArrayLike", num_tokens: int | None = None) -> "NDArray[np.int32]":
         """Expand manager block ids [n] into kernel block ids, int32 [n · ratio].
 
-        Id m becomes ratio·m .. ratio·m + ratio − 1, so the null block becomes 0 .. ratio − 1. With ``num_tokens`` only
+        Id m becomes ratio·m .. ratio·m + ratio - 1, so the null block becomes 0 .. ratio - 1. With ``num_tokens`` only
         the ceil(num_tokens / kernel_block_size) kernel blocks that hold tokens are kept.
 
         >>> plan(max_model_len=512, block_size=128, contracts=["vllm:FLASHMLA"]).kernel_ids([4, 9], num_tokens=160).tolist()
@@ -166,7 +163,7 @@ use at most 7767 blocks [L12]
         kernel = (blocks[:, None] * self.ratio + np.arange(self.ratio)).astype(np.int32).reshape(-1)
         if num_tokens is None:
             return kernel
-        live = ceil_div(_integer(num_tokens, "num_tokens", least=0), self.kernel_block_size)
+        live = ceil_div(integer(num_tokens, "num_tokens", least=0), self.kernel_block_size)
         if live > kernel.size:
             raise ArgumentError(
                 f"{num_tokens} tokens need {live} kernel blocks, and {given.size} ids give {kernel.size}",
@@ -235,7 +232,7 @@ block_size 32, 64, 128 or 256 [L1]
     try:
         return _solve(**request)
     except GeometryError as error:
-        raise _with_ways_out(error, request) from None
+        raise explain(error, request, _solve) from None
 
 
 def ways_out(geometry: Geometry) -> list[dict[str, Any]]:
@@ -248,33 +245,35 @@ def ways_out(geometry: Geometry) -> list[dict[str, Any]]:
     >>> ways_out(refused)[:3]
     [{'max_model_len': 9344}, {'max_model_len': 9441}, {'max_model_len': 9472}]
     """
-    names = (
-        "max_model_len",
-        "block_size",
-        "contracts",
-        "engine",
-        "lookahead",
-        "extra_blocks",
-        "cp_size",
-        "cp_interleave",
-    )
-    return _ways({name: getattr(geometry, name) for name in names}, judged=True)
+    return ways({name: getattr(geometry, name) for name in _ARGUMENTS}, _solve_and_check)
+
+
+_ARGUMENTS = (
+    *("max_model_len", "block_size", "contracts", "engine"),
+    *("lookahead", "extra_blocks", "cp_size", "cp_interleave"),
+)
+
+
+def _solve_and_check(**request: Any) -> None:
+    geometry = _solve(**request)
+    geometry.check((1, geometry.kernel_width))
 
 
 def _as_release(engine: str | Release | None) -> Release | None:
     if engine is None or isinstance(engine, Release):
         return engine
-    from blocktable.contracts.lookup import resolve_engine  # noqa: PLC0415 - no catalogue unless a release is named
+    from blocktable.contracts.engines import resolve_engine  # noqa: PLC0415 - no catalogue unless a release is named
 
     return resolve_engine(engine)
 
 
 def _as_contracts(contracts: Any, release: Release | None) -> tuple[Contract, ...]:
     if isinstance(contracts, str | Contract) or not isinstance(contracts, Iterable):
+        better: list[Any] = [contracts] if isinstance(contracts, str | Contract) else []
         raise GeometryError(
             f"contracts must be a sequence of contracts or names, got {contracts!r}",
-            values={"contracts": repr(contracts), "ways_out": []},
-            remedy=f"write contracts=[{contracts!r}]" if isinstance(contracts, str) else "write contracts=[…]",
+            values={"contracts": contracts, "ways_out": [{"contracts": better}]},
+            remedy=f"write contracts={better}",
         )
     return tuple(_as_contract(one, release) for one in contracts)
 
@@ -300,22 +299,20 @@ def _solve(
     cp_size: Any,
     cp_interleave: Any,
 ) -> Geometry:
-    limit, block = _integer(max_model_len, "max_model_len"), _integer(block_size, "block_size")
-    ahead = _integer(lookahead, "lookahead", least=0) if engine is None else 0
-    extra = _integer(extra_blocks, "extra_blocks", least=0)
-    ranks, interleave = _integer(cp_size, "cp_size"), _integer(cp_interleave, "cp_interleave")
+    limit, block = integer(max_model_len, "max_model_len"), integer(block_size, "block_size")
+    ahead, extra = integer(lookahead, "lookahead", least=0), integer(extra_blocks, "extra_blocks", least=0)
+    ranks, interleave = integer(cp_size, "cp_size"), integer(cp_interleave, "cp_interleave")
     if block % interleave:
-        text = f"cp_interleave {interleave} does not divide block_size {block}"
-        _wrong(text, "cp_interleave", gcd(interleave, block), block_size=block)
-    if engine is not None and extra:
-        _wrong(f"extra_blocks is none of the engine's: {engine} allocates what it allocates", "extra_blocks", 0)
-    kernel, reason = _kernel_block(block, contracts)
+        wrong(f"cp_interleave {interleave} does not divide block_size {block}", "cp_interleave", gcd(interleave, block))
+    if engine is not None:
+        ahead = 0
+        if extra:
+            wrong(f"extra_blocks is none of the engine's: {engine} allocates what it allocates", "extra_blocks", 0)
+    kernel = _kernel_block(block, contracts)
     ratio = block // kernel
     needed = ceil_div(limit + ahead, block * ranks) + extra
     if needed * ratio > MAX_COLUMNS:
-        most = (MAX_COLUMNS // ratio - extra) * block * ranks - ahead
-        text = f"{limit} tokens need {needed * ratio} columns a row, more than {MAX_COLUMNS}"
-        _wrong(text, "max_model_len", most, law="L1")
+        _too_wide(needed * ratio, limit, ahead, extra, (MAX_COLUMNS // ratio - extra) * block * ranks - ahead)
     if engine is None:
         columns, reasons = _fewest_columns(needed * ratio, kernel, ceil_div(limit + ahead, ranks), contracts)
         width = columns // ratio
@@ -337,16 +334,21 @@ def _solve(
         cp_interleave=interleave,
         contracts=contracts,
         engine=engine,
-        reasons=(reason, *reasons),
+        reasons=(_why_kernel(kernel, block, contracts), *reasons),
     )
 
 
-def _kernel_block(block: int, contracts: tuple[Contract, ...]) -> tuple[int, str]:
-    """Pick the largest size that divides the manager block and that every contract accepts.
+def _too_wide(columns: int, limit: int, ahead: int, extra: int, longest: int) -> NoReturn:
+    """Refuse a row wider than any real one, and suggest a value for the setting that makes it so."""
+    text = f"a row of {columns} columns is more than {MAX_COLUMNS}"
+    if longest >= 1:
+        wrong(text, "max_model_len", longest, max_model_len=limit)
+    if extra or ahead:
+        wrong(text, "extra_blocks" if extra else "lookahead", 0, extra_blocks=extra, lookahead=ahead)
+    wrong(text, "block_size", 64)
 
-    A divisor that is accepted as a multiple of n makes the manager block such a multiple too, so besides the manager
-    block itself only listed sizes can be the answer.
-    """
+
+def _kernel_block(block: int, contracts: tuple[Contract, ...]) -> int:
     for contract in contracts:
         if not contract.accepts_manager(block):
             sizes = describe_sizes(contract.manager_block_sizes)
@@ -355,10 +357,9 @@ def _kernel_block(block: int, contracts: tuple[Contract, ...]) -> tuple[int, str
                 law="L1",
                 values={"contract": contract.name, "block_size": block, "accepted": contract.manager_block_sizes},
             )
-    listed = {size for one in contracts for size in one.kernel_block_sizes if isinstance(size, int)}
-    for size in sorted({block, *listed}, reverse=True):
-        if block % size == 0 and all(contract.accepts_block(size) for contract in contracts):
-            return size, _why_kernel(size, block, contracts)
+    kernel = common_kernel_block(block, contracts)
+    if kernel is not None:
+        return kernel
     sets = " and ".join(f"{one.name} ({describe_sizes(one.kernel_block_sizes)})" for one in contracts)
     raise GeometryError(
         f"no kernel block divides {block} and suits {sets}",
@@ -403,124 +404,3 @@ def _fewest_columns(
         for one in contracts
         if needed not in one.widths(kernel, max_seq_len)
     )
-
-
-def _integer(value: object, name: str, *, least: int = 1) -> int:
-    """Return an argument as an int, or raise `GeometryError`; bools, floats and strings are refused."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        _wrong(f"{name} must be an integer, got {value!r}", name, max(least, _SAFE.get(name, least)), value=repr(value))
-    number = int(value.__index__())
-    if not least <= number <= _INT64_MAX:
-        bound = f"at least {least}" if number < least else "at most 2**63 - 1"
-        _wrong(f"{name} must be {bound}, got {number}", name, max(least, _SAFE.get(name, least)), value=number)
-    return number
-
-
-_SAFE = {"block_size": 64, "max_model_len": 4096, "num_blocks": 1, "block_stride": 1}
-"""What to suggest in place of a value that is no count at all."""
-
-
-def _wrong(text: str, setting: str, better: int, *, law: str = "", **values: object) -> NoReturn:
-    raise GeometryError(text, law=law, values={"setting": setting, "better": better, **values})
-
-
-def _with_ways_out(error: GeometryError, request: Mapping[str, Any]) -> GeometryError:
-    ways = _mend(error, request)
-    values = {name: value for name, value in error.values.items() if name not in ("setting", "better")}
-    return GeometryError(
-        error.message, law=error.law, values=values | {"ways_out": ways}, remedy=_sentence(ways, request)
-    )
-
-
-def _mend(error: GeometryError, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ways out of one error; a setting that is wrong by itself is mended first, whatever else is wrong."""
-    if "setting" not in error.values:
-        return _ways(request, judged=False)
-    change = {error.values["setting"]: error.values["better"]}
-    try:
-        _solve(**{**request, **change})
-    except GeometryError as next_error:
-        return [change | more for more in _mend(next_error, {**request, **change})]
-    return [change]
-
-
-def _ways(request: Mapping[str, Any], *, judged: bool) -> list[dict[str, Any]]:
-    works = partial(_works, request, judged=judged)
-    found = [change for change in _lengths(request, works) if works(change)]
-    found += [{"block_size": size} for size in _block_sizes(request) if works({"block_size": size})][:4]
-    contracts: tuple[Contract, ...] = request["contracts"]
-    smaller = [{name: 0} for name in ("lookahead", "extra_blocks") if request[name]]
-    if len(contracts) > 1:
-        smaller += [{"contracts": (*contracts[:at], *contracts[at + 1 :])} for at in range(len(contracts))]
-    found += [change for change in smaller if works(change)]
-    return found or [change for change in ({"contracts": ()},) if works(change)]
-
-
-def _works(request: Mapping[str, Any], change: Mapping[str, Any], *, judged: bool) -> bool:
-    try:
-        geometry = _solve(**{**request, **change})
-        if judged:
-            geometry.check((1, geometry.kernel_width))
-    except BlockTableError:
-        return False
-    return True
-
-
-def _block_sizes(request: Mapping[str, Any]) -> list[int]:
-    listed = {size for one in request["contracts"] for size in one.kernel_block_sizes if isinstance(size, int)}
-    listed |= {size for one in request["contracts"] for size in one.manager_block_sizes if isinstance(size, int)}
-    common = {lcm(size, request["cp_interleave"]) for size in (16, 32, 64, 128, 256)}
-    return sorted((common | listed) - {request["block_size"]})
-
-
-def _lengths(request: Mapping[str, Any], works: Any) -> Iterator[dict[str, Any]]:
-    """Propose the nearest lengths below and above at which the width meets the common multiple."""
-    block, contracts, engine = request["block_size"], request["contracts"], request["engine"]
-    try:
-        kernel, _ = _kernel_block(block, contracts)
-    except GeometryError:
-        return
-    length, ranks, extra = request["max_model_len"], request["cp_size"], request["extra_blocks"]
-    ahead = request["lookahead"] if engine is None else 0
-    multiple = lcm(*(one.widths(kernel, ceil_div(length + ahead, ranks)).multiple for one in contracts))
-    rounding = engine.alignment(block) if engine else 1
-    step = lcm(rounding, multiple // gcd(multiple, block // kernel))
-    blocks = ceil_div(length + ahead, block * ranks) + extra
-    for top in (align_up(blocks - step + 1, step), align_up(blocks, step)):
-        longest = (top - extra) * block * ranks - ahead
-        if top > MAX_COLUMNS or longest < 1 or not works({"max_model_len": longest}):
-            continue
-        if longest > length:
-            yield {"max_model_len": _shortest(longest, max(1, longest - rounding * block * ranks + 1), works)}
-        yield {"max_model_len": longest}
-
-
-def _shortest(longest: int, least: int, works: Any) -> int:
-    """Return the shortest length from ``least`` on that works, given that all longer ones up to ``longest`` do."""
-    while least < longest:
-        middle = (least + longest) // 2
-        if works({"max_model_len": middle}):
-            longest = middle
-        else:
-            least = middle + 1
-    return least
-
-
-def _sentence(ways: list[dict[str, Any]], request: Mapping[str, Any]) -> str:
-    if not ways:
-        return ""
-    parts: list[str] = []
-    sizes = [str(way["block_size"]) for way in ways if set(way) == {"block_size"}]
-    for way in ways:
-        if set(way) != {"block_size"}:
-            parts.append(" and ".join(_setting(name, value, request) for name, value in way.items()))
-    if sizes:
-        parts.append("block_size " + " or ".join(filter(None, (", ".join(sizes[:-1]), sizes[-1]))))
-    return f"ways out: {' · '.join(parts)}"
-
-
-def _setting(name: str, value: Any, request: Mapping[str, Any]) -> str:
-    if name != "contracts":
-        return f"{name} {value}"
-    dropped = [one.name for one in request["contracts"] if one not in value]
-    return f"without {', '.join(dropped)}"

@@ -1,7 +1,8 @@
 """What each attention kernel demands of its block table, declared once and looked up by engine, backend and version."""
 
 from blocktable.contracts.contract import Contract
-from blocktable.contracts.lookup import get_contract, known_engines, known_versions, list_contracts, resolve_engine
+from blocktable.contracts.engines import known_engines, known_versions, resolve_engine
+from blocktable.contracts.lookup import get_contract, list_contracts
 from blocktable.contracts.plugins import register
 from blocktable.contracts.releases import Release
 from blocktable.contracts.rules import (

@@ -8,17 +8,29 @@ Traceback (most recent call last):
 blocktable.errors.ContractError: MY_MLA needs a multiple of 4 (128 tokens / 32), got 295 columns
 """
 
-import re
-import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from blocktable._ints import align_up
-from blocktable.contracts.rules import AnyWidth, MultipleOf, TokenMultiple, WidthRule, Widths, positive_int
+from blocktable.contracts.fields import (
+    FIELDS,
+    Sizes,
+    accepts,
+    as_refusals,
+    as_rule,
+    as_sizes,
+    as_strings,
+    check_template,
+    describe_sizes,
+    dimensions,
+    dtype_name,
+    one_of,
+)
+from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, positive_int
 from blocktable.errors import ArgumentError, ContractError
 
-__all__ = ["Contract", "Evidence", "Layout", "OffsetType", "Strides", "Tail"]
+__all__ = ["Contract", "Evidence", "Layout", "OffsetType", "Strides", "Tail", "common_kernel_block"]
 
 Layout = Literal["dense", "split", "csr"]
 Strides = Literal["any", "last", "compact"]
@@ -26,11 +38,8 @@ Tail = Literal["ignored", "in-range", "null"]
 OffsetType = Literal["int32", "int64"]
 Evidence = Literal["run", "read", "inferred", "carried"]
 
-_CHECKS = ("layout", "width", "min_width", "block_size", "dtype", "strides")
-_FIELDS = (
-    "name width block_num block_size page_size multiple min_width max_width max_seq_len batch rank shape dtype strides"
-).split()
 _MAX_WIDTH = 2**31 - 1
+_ANY_WIDTH = AnyWidth()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +85,9 @@ class Contract:
     name: str = field(kw_only=False)
     engine: str = ""
     versions: str = ""
-    kernel_block_sizes: tuple[int | MultipleOf, ...] = ()
-    manager_block_sizes: tuple[int | MultipleOf, ...] = ()
-    width_rule: WidthRule = AnyWidth()
+    kernel_block_sizes: Sizes = ()
+    manager_block_sizes: Sizes = ()
+    width_rule: WidthRule = _ANY_WIDTH
     min_width: int = 0
     layout: Layout = "dense"
     tail: Tail = "ignored"
@@ -99,14 +108,15 @@ class Contract:
     pitfalls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ArgumentError(f"a contract's name is a non-empty string, got {self.name!r}")
+        given: object = self.name
+        if not isinstance(given, str) or not given:
+            raise ArgumentError(f"a contract's name is a non-empty string, got {given!r}")
         for name in ("kernel_block_sizes", "manager_block_sizes"):
-            object.__setattr__(self, name, _sizes(getattr(self, name), name))
-        object.__setattr__(self, "width_rule", _rule(self.width_rule))
-        object.__setattr__(self, "refusals", _refusals(self.refusals))
+            object.__setattr__(self, name, as_sizes(getattr(self, name), name))
+        object.__setattr__(self, "width_rule", as_rule(self.width_rule))
+        object.__setattr__(self, "refusals", as_refusals(self.refusals))
         for name in ("hardware", "pitfalls"):
-            object.__setattr__(self, name, _strings(getattr(self, name), name))
+            object.__setattr__(self, name, as_strings(getattr(self, name), name))
         for name, allowed in (
             ("layout", Layout),
             ("tail", Tail),
@@ -114,11 +124,11 @@ class Contract:
             ("offset_type", OffsetType),
             ("evidence", Evidence),
         ):
-            _one_of(getattr(self, name), name, get_args(allowed))
-        if isinstance(self.min_width, bool) or not isinstance(self.min_width, int) or self.min_width < 0:
-            raise ArgumentError(f"min_width must be an integer of at least 0, got {self.min_width!r}")
+            one_of(getattr(self, name), name, get_args(allowed))
+        if self.min_width != 0:
+            object.__setattr__(self, "min_width", positive_int(self.min_width, "min_width"))
         for text in (self.error_text, *(text for _, text in self.refusals)):
-            _check_template(text)
+            check_template(text)
 
     @classmethod
     def from_backend(cls, backend: Any) -> "Contract":
@@ -154,11 +164,11 @@ class Contract:
 
     def accepts_block(self, size: int) -> bool:
         """Whether the kernel takes blocks of ``size`` tokens."""
-        return _accepts(self.kernel_block_sizes, size)
+        return accepts(self.kernel_block_sizes, size)
 
     def accepts_manager(self, size: int) -> bool:
         """Whether the backend takes a manager block of ``size`` tokens, which may still be split into kernel blocks."""
-        return _accepts(self.manager_block_sizes, size)
+        return accepts(self.manager_block_sizes, size)
 
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:
         """Return the accepted widths for kernel blocks of ``block_size`` tokens."""
@@ -194,7 +204,7 @@ class Contract:
         ...
         blocktable.errors.ContractError: ANY reads an int32 table, got int64
         """
-        dims = _dims(shape)
+        dims = dimensions(shape)
         size = block_size if type(block_size) is int and block_size > 0 else positive_int(block_size, "block_size")
         if len(dims) != 2 and not (self.layout == "split" and len(dims) == 3 and dims[1] == 2):
             wanted = "[B, W] or [B, 2, W]" if self.layout == "split" else "[B, W]"
@@ -205,15 +215,15 @@ class Contract:
         else:
             self._check_block(dims, size, max_seq_len)
             self._check_width(dims, size, max_seq_len)
-        if dtype != self.dtype and (given := _dtype_name(dtype)) != self.dtype:
+        if dtype != self.dtype and (given := dtype_name(dtype)) != self.dtype:
             article = "an" if self.dtype.startswith("i") else "a"
             text = f"reads {article} {self.dtype} table, got {given}"
             self._refuse("dtype", text, dims, size, max_seq_len, dtype=given)
         if strides is not None:
-            self._check_strides(dims, _dims(strides, "strides"), size, max_seq_len)
+            self._check_strides(dims, dimensions(strides, "strides"), size, max_seq_len)
 
     def _check_block(self, dims: tuple[int, ...], size: int, max_seq_len: int | None) -> None:
-        if not _accepts(self.kernel_block_sizes, size):
+        if not accepts(self.kernel_block_sizes, size):
             text = f"takes kernel blocks of {describe_sizes(self.kernel_block_sizes)} tokens, got {size}"
             self._refuse("block_size", text, dims, size, max_seq_len)
 
@@ -271,7 +281,7 @@ class Contract:
         values["raised"] = raised
         if template:
             text = template.format(
-                **{name: values.get(name) for name in _FIELDS}
+                **{name: values.get(name) for name in FIELDS}
                 | {"name": self.name, "block_num": width, "page_size": size, "batch": dims[0] if dims else 0}
                 | {"rank": len(dims), "min_width": values.get("min_width", self.min_width)}
             )
@@ -304,109 +314,18 @@ class Contract:
         return f"use another block size: no table of {size}-token blocks is accepted"
 
 
-def describe_sizes(sizes: tuple[int | MultipleOf, ...]) -> str:
-    """Write block sizes as users read them.
+def common_kernel_block(manager_block: int, contracts: Iterable[Contract]) -> int | None:
+    """Return the largest kernel block that divides the manager block and that every contract accepts, if any.
 
-    >>> describe_sizes((16, MultipleOf(32)))
-    '16 or any multiple of 32'
+    A divisor that is accepted as a multiple of n makes the manager block such a multiple too, so besides the manager
+    block itself only listed sizes can be the answer.
+
+    >>> common_kernel_block(672, [Contract("A", kernel_block_sizes=(16, 32, 64)), Contract("B")])
+    32
     """
-    names = [str(size) for size in sizes] or ["any number of"]
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _accepts(sizes: tuple[int | MultipleOf, ...], size: int) -> bool:
-    if not sizes:
-        return True
-    return any(size == one if type(one) is int else cast("MultipleOf", one).accepts(size) for one in sizes)
-
-
-def _sizes(value: Any, name: str) -> tuple[int | MultipleOf, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        value = (value,)
-    sizes: list[int | MultipleOf] = []
-    for one in value:
-        if isinstance(one, MultipleOf):
-            sizes.append(one)
-        elif hasattr(one, "base") and not hasattr(one, "__index__"):
-            sizes.append(MultipleOf(one.base))
-        else:
-            sizes.append(positive_int(one, name))
-    return tuple(sizes)
-
-
-def _rule(value: Any) -> WidthRule:
-    if isinstance(value, type):
-        value = _without_arguments(value)
-    if not isinstance(value, WidthRule):
-        raise ArgumentError(
-            f"width_rule must be a width rule, got {value!r}",
-            values={"width_rule": repr(value)},
-            remedy=f"pass a rule such as {TokenMultiple(128)} or {AnyWidth()}",
-        )
-    return value
-
-
-def _without_arguments(rule: type) -> Any:
-    try:
-        return rule()
-    except TypeError:
-        raise ArgumentError(
-            f"width_rule {rule.__name__} needs its number of tokens, as in {rule.__name__}(128)"
-        ) from None
-
-
-def _refusals(value: Any) -> tuple[tuple[str, str], ...]:
-    pairs = tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
-    for check, text in pairs:
-        _one_of(check, "refusals", tuple(name for name in _CHECKS if name != "width"))
-        if not re.match(r"\w+: .", text):
-            raise ArgumentError(
-                f"a refusal is written as 'ValueError: text', got {text!r}", values={"check": check, "text": text}
-            )
-    return pairs
-
-
-def _strings(value: Any, name: str) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(item, str) for item in items):
-        raise ArgumentError(f"{name} must be strings, got {value!r}")
-    return items
-
-
-def _one_of(value: object, name: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ArgumentError(
-            f"{name} must be one of {', '.join(allowed)}, got {value!r}", values={name: value, "allowed": allowed}
-        )
-
-
-def _check_template(text: str) -> None:
-    try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError as error:
-        raise ArgumentError(f"error text {text!r} has unbalanced braces: {error}") from None
-    unknown = [name for name in fields if name not in _FIELDS]
-    if unknown:
-        raise ArgumentError(
-            f"error text {text!r} has no value for {{{unknown[0]}}}",
-            values={"text": text, "fields": tuple(_FIELDS)},
-            remedy=f"use {', '.join(_FIELDS)}, or double a literal brace",
-        )
-
-
-def _dims(shape: Sequence[int], name: str = "shape") -> tuple[int, ...]:
-    dims = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, str) else None
-    if dims is not None and all(type(dim) is int and dim >= 0 for dim in dims):
-        return dims
-    if dims is None or not all(hasattr(dim, "__index__") and not isinstance(dim, bool) for dim in dims):
-        raise ArgumentError(f"{name} must be a sequence of integers, got {shape!r}", values={name: repr(shape)})
-    numbers = tuple(int(dim.__index__()) for dim in dims)
-    if name == "shape" and min(numbers, default=0) < 0:
-        raise ArgumentError(f"shape has a negative dimension: {list(numbers)}", values={name: numbers})
-    return numbers
-
-
-def _dtype_name(dtype: object) -> str:
-    # NumPy dtypes have a name, NumPy scalar types a __name__, torch dtypes print as "torch.int32".
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return str(name).removeprefix("torch.")
+    every = tuple(contracts)
+    listed = {size for one in every for size in one.kernel_block_sizes if isinstance(size, int)}
+    for size in sorted({manager_block, *listed}, reverse=True):
+        if manager_block % size == 0 and all(contract.accepts_block(size) for contract in every):
+            return size
+    return None

@@ -90,11 +90,11 @@ class WidthRule(Protocol):
     """What every width rule offers; a class of your own with these two methods works as well."""
 
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:
-        """Accepted widths for kernel blocks of ``block_size`` tokens and sequences of up to ``max_seq_len`` tokens."""
+        """Return the accepted widths for kernel blocks of ``block_size`` tokens and sequences of ``max_seq_len`` tokens."""
         ...
 
     def describe(self, block_size: int, max_seq_len: int | None = None) -> str:
-        """The demand as the end of the sentence "the kernel needs …"."""
+        """Return the demand as the end of the sentence "the kernel needs …"."""
         ...
 
 
