@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         UnknownName,
     )
     from blocktable.geometry import Geometry, plan
-    from blocktable.tables import BlockTables, Group
+    from blocktable.groups import Group
+    from blocktable.replica import Replica
+    from blocktable.tables import BlockTables
 
 _HOME = {
     "contracts": (
@@ -66,7 +68,9 @@ _HOME = {
         "UnknownName",
     ),
     "geometry": ("Geometry", "plan"),
-    "tables": ("BlockTables", "Group"),
+    "groups": ("Group",),
+    "replica": ("Replica",),
+    "tables": ("BlockTables",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

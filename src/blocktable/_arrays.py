@@ -1,0 +1,62 @@
+"""What callers hand over, as the compiled loops need it: one-dimensional, contiguous, of one dtype.
+
+An array that already fits passes as it is. Lists and other integer arrays are converted once, when every value fits;
+floats, booleans and objects are refused rather than rounded.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocktable.errors import ArgumentError
+
+I32 = np.dtype(np.int32)
+I64 = np.dtype(np.int64)
+
+
+def as_int64(value: Any, name: str) -> NDArray[np.int64]:
+    """Return rows, indptr, counts, lengths or positions as int64."""
+    # carray: aligned, contiguous and writable, which the compiled signatures ask for.
+    if type(value) is np.ndarray and value.dtype is I64 and value.ndim == 1 and value.flags.carray:
+        return value
+    return _convert(value, name, I64)
+
+
+def as_int32(value: Any, name: str) -> NDArray[np.int32]:
+    """Return block ids as int32."""
+    if type(value) is np.ndarray and value.dtype is I32 and value.ndim == 1 and value.flags.carray:
+        return value
+    return _convert(value, name, I32)
+
+
+def _convert(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _refused(name, f"{type(value).__name__} ({error})") from None
+    if array.size == 0 and array.ndim == 1 and not isinstance(value, np.ndarray):
+        return np.zeros(0, dtype)  # an empty list has no dtype of its own
+    if array.ndim != 1:
+        raise _refused(name, f"an array of {array.ndim} dimensions")
+    if array.dtype.kind not in "iu":
+        raise _refused(name, f"dtype {array.dtype}")
+    if array.dtype != dtype and array.size:
+        bounds = np.iinfo(dtype)
+        low, high = int(array.min()), int(array.max())
+        if low < bounds.min or high > bounds.max:
+            raise ArgumentError(
+                f"{name} holds {low if low < bounds.min else high}, which does not fit {dtype}",
+                law="L12",
+                values={"name": name, "low": low, "high": high},
+                remedy=f"keep {name} within {bounds.min}..{bounds.max}",
+            )
+    return np.require(array.astype(dtype, copy=False), requirements=["C", "A", "W"])
+
+
+def _refused(name: str, what: str) -> ArgumentError:
+    return ArgumentError(
+        f"{name} must be a one-dimensional array or list of integers, got {what}",
+        values={"name": name, "got": what},
+        remedy=f"pass {name} as integers, one per entry",
+    )

@@ -1,0 +1,87 @@
+"""A mirror of the host tables in another place, kept equal by deltas alone (L11)."""
+
+from typing import Any, Self
+
+import numpy as np
+
+from blocktable import _kernels as k
+from blocktable._apply import apply
+from blocktable.delta import Delta
+from blocktable.errors import DeltaError
+from blocktable.groups import as_groups
+from blocktable.snapshot import pack, unpack
+from blocktable.state import Shape, TableState
+
+
+class Replica(TableState):
+    """Tables that follow those of another process, bit for bit: ``tables`` and ``slot_mapping`` as on the host.
+
+    A delta that repeats, skips, or belongs to tables of another shape raises DeltaError and changes nothing; then start
+    again with ``Replica.from_snapshot(host.snapshot())``.
+
+    >>> import blocktable
+    >>> groups = [blocktable.plan(max_model_len=64, block_size=16)]
+    >>> host, mirror = blocktable.BlockTables(groups, max_rows=1), Replica(groups, max_rows=1)
+    >>> host.append([0], [0, 2], [7, 9])
+    >>> mirror.apply(host.commit())
+    >>> mirror.tables[0].array.tolist()
+    [[7, 9, 0, 0]]
+    """
+
+    def __init__(self, groups: Any, *, max_rows: int) -> None:
+        super().__init__([Shape.of(group) for group in as_groups(groups)], max_rows, None)
+        self._seq: int | None = None  # nothing applied yet: the first delta after an empty state will do
+        self._origin = 0
+
+    @property
+    def seq(self) -> int:
+        """The seq of the delta applied last, 0 before the first."""
+        return self._seq or 0
+
+    def apply(self, delta: Delta) -> None:
+        """Take over the changes of one commit; cost: one pass over its spans and values."""
+        if delta.layout != self.layout:
+            raise _refused(f"delta {delta.seq} belongs to tables of another shape", delta, self.seq)
+        if self._seq is None and delta.seq != delta.origin + 1:
+            raise _refused(f"a new replica needs delta {delta.origin + 1} first, got {delta.seq}", delta, 0)
+        if self._seq is not None and (delta.seq != self._seq + 1 or delta.origin != self._origin):
+            what = "was already applied" if delta.seq <= self._seq else "does not follow"
+            raise _refused(f"delta {delta.seq} {what}: this replica is at {self._seq}", delta, self._seq)
+        self._run("apply", apply, self._sent, delta.spans, delta.values)
+        self._seq, self._origin = delta.seq, delta.origin
+
+    def snapshot(self) -> bytes:
+        """Return the state and its seq, for another replica to start from."""
+        with self._sole("snapshot"):
+            return pack(self, self.seq, self._origin)
+
+    @classmethod
+    def from_snapshot(cls, data: bytes) -> Self:
+        """Start from a host's or another replica's snapshot; damaged bytes raise DeltaError."""
+        snapshot = unpack(data)
+        replica = cls.__new__(cls)
+        TableState.__init__(
+            replica, [Shape(*(int(n) for n in row)) for row in snapshot.shapes], snapshot.counts.shape[1], None
+        )
+        replica._seq, replica._origin = snapshot.seq, snapshot.origin
+        replica._fill(snapshot.counts, snapshot.live)
+        return replica
+
+    def _fill(self, counts: Any, live: Any) -> None:
+        state = self._state.reshape(len(self.shapes), self.max_rows, k.STATE_FIELDS)
+        state[:, :, k.COUNT] = state[:, :, k.SENT] = counts
+        begin = 0
+        for g, row in np.argwhere(counts):
+            start = int(self._info[g, k.BASE]) + int(row) * self.shapes[g].width
+            count = int(counts[g, row])
+            self._entries[start : start + count] = self._sent[start : start + count] = live[begin : begin + count]
+            begin += count
+
+
+def _refused(message: str, delta: Delta, seq: int) -> DeltaError:
+    return DeltaError(
+        message,
+        law="L11",
+        values={"seq": delta.seq, "origin": delta.origin, "at": seq},
+        remedy="start from a snapshot: Replica.from_snapshot(host.snapshot())",
+    )

@@ -1,0 +1,243 @@
+"""Host block tables: which physical block holds which tokens of which request, for all groups of a model.
+
+    tables = BlockTables([geometry], max_rows=256)
+    tables.append(rows, indptr, ids)     # ragged: row rows[i] gets ids[indptr[i] : indptr[i + 1]]
+    delta = tables.commit()              # what changed, for devices and other processes
+
+Every verb is batched, checks everything before it writes anything, and is all or nothing across rows and groups.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blocktable import _kernels as k
+from blocktable._arrays import as_int32, as_int64
+from blocktable.delta import Delta
+from blocktable.errors import ArgumentError
+from blocktable.groups import KINDS, Group, as_groups
+from blocktable.snapshot import pack
+from blocktable.state import Shape, TableState
+
+
+class BlockTables(TableState):
+    """The tables of all groups on the host: the truth that deltas carry to devices and replicas.
+
+    ``groups`` is a sequence of ``Group`` or ``Geometry``. Block ids are 1 .. num_blocks - 1; without ``num_blocks``
+    they must fit int32 as kernel ids. ``tables[g].array`` is group g's table. State: 8 bytes per entry (the table, and
+    what the last commit sent). One thread owns the object.
+
+    >>> import blocktable
+    >>> tables = BlockTables([blocktable.plan(max_model_len=64, block_size=16)], max_rows=2)
+    >>> tables.append([0], [0, 3], [3, 7, 9])
+    >>> tables.tables[0].array.tolist()
+    [[3, 7, 9, 0], [0, 0, 0, 0]]
+    >>> tables.append([0], [0, 2], [5, 6])
+    Traceback (most recent call last):
+    blocktable.errors.ArgumentError: append: row 0 of group 0 would hold 5 blocks, its width is 4; append at most 1 here, or plan a larger max_model_len [L2]
+    """
+
+    def __init__(self, groups: Any, *, max_rows: int, num_blocks: int | None = None) -> None:
+        self.groups: tuple[Group, ...] = as_groups(groups)
+        self._seq = 0
+        self._origin = 0
+        super().__init__([Shape.of(group) for group in self.groups], max_rows, num_blocks)
+
+    def append(self, rows: Any, indptr: Any, ids: Any, group: int | None = 0) -> None:
+        """Put ids[indptr[i] : indptr[i + 1]] behind the live entries of row rows[i].
+
+        With ``group=None``, ``indptr`` and ``ids`` are tuples, one array per group, and the call is one transaction.
+        Raises ArgumentError, changing nothing, for a row past its width (L2), an id out of range or null where none may
+        be (L3), a row that does not exist or comes twice. Cost: one compiled pass over rows and ids.
+        """
+        self._write("append", rows, indptr, ids, group, replace=0)
+
+    def assign(self, rows: Any, indptr: Any, ids: Any, group: int | None = 0) -> None:
+        """Make ids[indptr[i] : indptr[i + 1]] the whole of row rows[i]; what it held before is gone (L5).
+
+        Arguments, errors and cost are those of ``append``.
+        """
+        self._write("assign", rows, indptr, ids, group, replace=1)
+
+    def _write(self, verb: str, rows: Any, indptr: Any, ids: Any, group: int | None, *, replace: int) -> None:
+        if group is None:
+            first, wanted, starts, values = 0, as_int64(rows, "rows"), *self._joined(verb, indptr, ids)
+        else:
+            first, wanted = self._index(verb, group), as_int64(rows, "rows")
+            starts, values = as_int64(indptr, "indptr").reshape(1, -1), as_int32(ids, "ids")
+        self._run(verb, k.write, self._dirty, first, wanted, starts, values, replace)
+
+    def truncate(self, rows: Any, num_blocks: Any, group: int | None = 0) -> None:
+        """Shorten row rows[i] to its first num_blocks[i] entries; the rest becomes null (L4).
+
+        With ``group=None``, ``num_blocks`` is a tuple, one array per group. Raises ArgumentError for a count above the
+        live one. Cost: one pass over the rows and the entries that go.
+        """
+        wanted = as_int64(rows, "rows")
+        if group is None:
+            counts = [as_int64(count, "num_blocks") for count in self._per_group("truncate", num_blocks)]
+        else:
+            counts = [as_int64(num_blocks, "num_blocks")]
+        for count in counts:
+            _same_length("truncate", "num_blocks", count, wanted)
+        first = 0 if group is None else self._index("truncate", group)
+        self._run("truncate", k.truncate, self._dirty, first, wanted, np.stack(counts))
+
+    def clear(self, rows: Any) -> None:
+        """Empty rows in all groups; cost: one pass over their live entries."""
+        wanted = as_int64(rows, "rows")
+        none = np.zeros((len(self.shapes), wanted.size), np.int64)
+        self._run("clear", k.truncate, self._dirty, 0, wanted, none)
+
+    def release(self, rows: Any, counts: Any, group: int) -> None:
+        """Make the first counts[i] entries of row rows[i] null, as a window gives them up; the live count stays.
+
+        ``counts`` are totals, not increments: a smaller total than before changes nothing. Raises ArgumentError for a
+        total above the live count, and for a group whose layers read every block (L3).
+
+        >>> import blocktable
+        >>> geometry = blocktable.plan(max_model_len=32, block_size=4)
+        >>> tables = BlockTables([Group(geometry, kind="window", window=8)], max_rows=1)
+        >>> tables.append([0], [0, 5], [5, 6, 7, 8, 9])
+        >>> tables.release([0], [3], 0)
+        >>> tables.tables[0].array[0].tolist(), int(tables.tables[0].num_blocks[0])
+        ([0, 0, 0, 8, 9, 0, 0, 0], 5)
+        """
+        index = self._index("release", group)
+        kind = KINDS[self.shapes[index].kind]
+        if kind in ("full", "ring"):
+            raise ArgumentError(
+                f"release: group {index} is of kind {kind!r}, whose entries are all read",
+                law="L3",
+                values={"group": index, "kind": kind},
+                remedy="release only in window, chunked and state groups; truncate or clear elsewhere",
+            )
+        wanted, totals = as_int64(rows, "rows"), as_int64(counts, "counts")
+        _same_length("release", "counts", totals, wanted)
+        self._run("release", k.release, self._dirty, index, wanted, totals)
+
+    def move(self, src: Any, dst: Any) -> None:
+        """Move row src[i] to row dst[i] in all groups.
+
+        Every source is read before any row is written, targets are replaced, and a source that is no target is left
+        empty. Raises ArgumentError where a source or a target comes twice. Cost: one pass over the entries moved.
+        """
+        self._transfer("move", as_int64(src, "src"), as_int64(dst, "dst"), keep=0)
+
+    def swap(self, a: Any, b: Any) -> None:
+        """Exchange row a[i] with row b[i] in all groups; no row may be in two pairs. Cost: as ``move``."""
+        left, right = as_int64(a, "a"), as_int64(b, "b")
+        _same_length("swap", "b", right, left)
+        self._transfer("swap", np.concatenate([left, right]), np.concatenate([right, left]), keep=0)
+
+    def copy(self, src: Any, dst: Any) -> None:
+        """Make row dst[i] hold what row src[i] holds, in all groups, pair after pair; both then name the same blocks.
+
+        Raises ArgumentError where a target comes twice. Cost: one pass over the entries copied.
+        """
+        self._transfer("copy", as_int64(src, "src"), as_int64(dst, "dst"), keep=1)
+
+    def _transfer(self, verb: str, src: NDArray[np.int64], dst: NDArray[np.int64], *, keep: int) -> None:
+        _same_length(verb, "dst", dst, src)
+        inside = src[(src >= 0) & (src < self.max_rows)]
+        room = max(int(counts[inside].sum()) for counts in self._counts)
+        held, marks = np.empty(room, np.int32), np.empty(2 * src.size, np.int64)
+        self._run(verb, k.transfer, self._dirty, src, dst, keep, held, marks)
+
+    def resize(self, groups: Any) -> None:
+        """Take the shapes of other geometries (as many groups, of the same kinds), while no row is live.
+
+        Replicas and device tables refuse what is committed afterwards until they are made anew or start from a
+        snapshot. Raises ArgumentError while a row is live. Cost: new arrays.
+        """
+        new = as_groups(groups)
+        if [group.kind for group in new] != [group.kind for group in self.groups]:
+            raise ArgumentError(
+                f"resize: the groups are {[g.kind for g in self.groups]}, not {[g.kind for g in new]}",
+                remedy="make new tables for another model",
+            )
+        with self._sole("resize"):
+            live = {g: int(np.count_nonzero(counts)) for g, counts in enumerate(self._counts)}
+            if any(live.values()):
+                raise ArgumentError(
+                    f"resize: {max(live.values())} rows are live",
+                    law="L1",
+                    values={"live": live},
+                    remedy="clear them first, or wait until their requests are done",
+                )
+            self._allocate(tuple(Shape.of(group) for group in new), self.max_rows, self.num_blocks)
+            self.groups = new
+            self._origin = self._seq
+
+    def commit(self) -> Delta:
+        """Return what changed since the last commit, as a Delta with the next sequence number.
+
+        Never committing is legal: pending changes are kept as one range per row. Cost: one pass over the ranges of the
+        rows touched, whatever the width; a whole row's worth of nulls is one span without values.
+        """
+        with self._sole("commit"):
+            info, state = self._info, self._state
+            arrays = (info, state, self._entries, self._sent, self._dirty)
+            k.difference(*arrays, _NO_SPANS, _NO_VALUES, 0)
+            spans = np.empty((info[-1, k.SPANS], 6), np.int32)
+            values = np.empty(info[-1, k.VALUES], np.int32)
+            k.difference(*arrays, spans, values, 1)
+            self._seq += 1
+            return Delta(self._seq, spans, values, origin=self._origin, layout=self.layout)
+
+    def snapshot(self) -> bytes:
+        """Return the state of the last commit with its seq, for a replica to start from; cost: the live entries."""
+        with self._sole("snapshot"):
+            return pack(self, self._seq, self._origin)
+
+    def __repr__(self) -> str:
+        """Say the shapes and what is pending."""
+        pending = int(self._info[:-1, k.TOUCHED].sum())
+        return f"BlockTables(seq={self._seq}, pending rows={pending}, {', '.join(map(repr, self.tables))})"
+
+    def _index(self, verb: str, group: Any) -> int:
+        if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or not 0 <= group < len(self.shapes):
+            raise ArgumentError(
+                f"{verb}: there is no group {group!r}",
+                values={"group": group, "groups": len(self.shapes)},
+                remedy=f"use 0..{len(self.shapes) - 1}, or None for all",
+            )
+        return int(group)
+
+    def _per_group(self, verb: str, parts: Any) -> Any:
+        if not isinstance(parts, (tuple, list)) or len(parts) != len(self.shapes):
+            raise ArgumentError(
+                f"{verb}: group=None takes one array per group, {len(self.shapes)} in all",
+                values={"groups": len(self.shapes)},
+                remedy="pass tuples of arrays, or name one group",
+            )
+        return parts
+
+    def _joined(self, verb: str, indptr: Any, ids: Any) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Join the groups' ragged arrays into one, so that one compiled call checks all before it writes any."""
+        values = [as_int32(part, "ids") for part in self._per_group(verb, ids)]
+        starts = [as_int64(part, "indptr") for part in self._per_group(verb, indptr)]
+        for group, part in enumerate(starts):
+            if part.size != starts[0].size or part.size == 0 or part[-1] != values[group].size:
+                raise ArgumentError(
+                    f"{verb}: indptr of group {group} does not cut its {values[group].size} ids into one part per row",
+                    law="L2",
+                    values={"group": group, "ids": values[group].size, "offsets": part.size},
+                    remedy="pass len(rows) + 1 offsets that start at 0, never fall, and end at the number of ids",
+                )
+        shift = np.cumsum([0, *(part.size for part in values)])
+        return np.stack([part + shift[g] for g, part in enumerate(starts)]), np.concatenate(values)
+
+
+_NO_SPANS = np.empty((0, 6), np.int32)
+_NO_VALUES = np.empty(0, np.int32)
+
+
+def _same_length(verb: str, name: str, array: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    if array.size != rows.size:
+        raise ArgumentError(
+            f"{verb}: {rows.size} rows, but {name} has {array.size} entries",
+            values={"rows": rows.size, name: array.size},
+            remedy="pass one per row",
+        )
