@@ -51,7 +51,8 @@ def _convert(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
                 values={"name": name, "low": low, "high": high},
                 remedy=f"keep {name} within {bounds.min}..{bounds.max}",
             )
-    return np.require(array.astype(dtype, copy=False), requirements=["C", "A", "W"])
+    array = array.astype(dtype, copy=False)
+    return array if array.flags.carray else array.copy()
 
 
 def _refused(name: str, what: str) -> ArgumentError:

@@ -39,7 +39,7 @@ STATE_FIELDS = 8
 # kinds of group
 FULL, WINDOW, CHUNKED, STATE, RING = range(5)
 # what a call was refused for
-OK, BAD_ROW, DUPLICATE_ROW, BAD_INDPTR, OVERFLOW, BAD_ID, NULL_ID, BAD_COUNT, BAD_QUERY, BAD_SPAN = range(10)
+OK, BAD_ROW, DUPLICATE_ROW, BAD_INDPTR, OVERFLOW, BAD_ID, NULL_ID, BAD_COUNT, BAD_QUERY, BAD_SPAN, SHORT = range(11)
 # laws that an audit can find broken
 BROKEN_L2, BROKEN_L3, BROKEN_L4, BROKEN_L11 = 2, 3, 4, 11
 
@@ -152,28 +152,40 @@ def extend_row(
     state[line + COUNT] = live + (end - begin)
 
 
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64[::1], i64[:, ::1], i32[::1], i64))
+@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64, i64[::1], i64[::1], i32[::1], i64))
 def write(
-    info: I64, state: I32, entries: I32, dirty: I32, first: int, rows: I64, indptr: I64, ids: I32, replace: int
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    first: int,
+    groups: int,
+    rows: I64,
+    indptr: I64,
+    ids: I32,
+    replace: int,
 ) -> int:
-    """Append ids to rows (or, with ``replace``, make them the rows) in the groups first .. first + len(indptr) - 1.
+    """Append ids to rows (or, with ``replace``, make them the rows) in ``groups`` groups from ``first`` on.
 
-    ``indptr`` [groups, rows + 1] points into ``ids``; row i of group k gets ids[indptr[k, i] : indptr[k, i + 1]].
+    ``indptr`` holds rows + 1 offsets into ``ids`` per group, one group after another: row i of the k-th group gets
+    ids[indptr[k * (n + 1) + i] : indptr[k * (n + 1) + i + 1]], n rows being given.
     """
     n = rows.size
     code = check_rows(info, state, rows, n)
     if code != OK:
         return code
     total = info[info.shape[0] - 1, ROWS]
-    end = 0
-    for k in range(indptr.shape[0]):
-        group = first + k
-        if indptr.shape[1] != n + 1 or indptr[k, 0] != end:
-            return refuse(info, BAD_INDPTR, group, 0, -1, indptr[k, 0], end, 0)
+    if indptr.size != groups * (n + 1):
+        return refuse(info, BAD_INDPTR, first, 0, -1, indptr.size, groups * (n + 1), 0)
+    end = i64(0)
+    for k in range(groups):
+        group, at = first + k, k * (n + 1)
+        if indptr[at] != end:
+            return refuse(info, BAD_INDPTR, group, 0, -1, indptr[at], end, 0)
         width, kind, limit = info[group, WIDTH], info[group, KIND], info[group, IDS]
         for i in range(n):
             begin = end
-            end = indptr[k, i + 1]
+            end = indptr[at + i + 1]
             if end < begin or end > ids.size:
                 return refuse(info, BAD_INDPTR, group, i, rows[i], end, ids.size, 0)
             column = gone = 0
@@ -195,12 +207,12 @@ def write(
                 column += 1
     if end != ids.size:
         return refuse(info, BAD_INDPTR, first, n, -1, end, ids.size, 0)
-    end = 0
-    for k in range(indptr.shape[0]):
-        group = first + k
+    end = i64(0)
+    for k in range(groups):
+        group, at = first + k, k * (n + 1)
         for i in range(n):
             begin = end
-            end = indptr[k, i + 1]
+            end = indptr[at + i + 1]
             line = (group * total + rows[i]) * STATE_FIELDS
             if replace:
                 cut(info, state, entries, dirty, group, rows[i], line, 0)
@@ -329,7 +341,7 @@ def value_end(entries: I32, begin: int, end: int) -> int:
 
 @helper(nothing(i32[:, ::1], i64, i64, i64, i64, i64, i64, i64))
 def write_span(spans: I32, n: int, group: int, row: int, start: int, count: int, offset: int, live: int) -> None:
-    """Write span ``n`` of a delta, unless it is only being counted."""
+    """Write span ``n`` of a delta, where there is room: while spans are only counted there may be none."""
     if n < spans.shape[0]:
         spans[n, 0] = group
         spans[n, 1] = row
@@ -340,13 +352,23 @@ def write_span(spans: I32, n: int, group: int, row: int, start: int, count: int,
 
 
 @compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1], i64))
-def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32, send: int) -> int:
-    """Walk over what changed since the last commit; count its spans and values, or with ``send`` write them out.
+def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32, exact: int) -> int:
+    """Write out what changed since the last commit as spans and values, and call it sent.
 
-    A span is one run of changed entries, cut where a long stretch of nulls needs no values. The counts are left in
-    info[groups, SPANS] and VALUES, for the caller to make room.
+    A span is one run of changed entries, cut where a long stretch of nulls needs no values. Unless ``exact`` promises
+    enough room, the room is first compared with the most there can be; where it might not do, the walk only counts,
+    changes nothing and returns SHORT. Either way the counts are left in info[groups, SPANS] and VALUES.
     """
     total = info[info.shape[0] - 1, ROWS]
+    n = m = 0
+    if not exact:
+        for group in range(info.shape[0] - 1):
+            for k in range(info[group, TOUCHED]):
+                line = (group * total + dirty[group, k]) * STATE_FIELDS
+                m += state[line + HIGH] - state[line + LOW]
+                n += 1
+        n += m
+    send = n <= spans.shape[0] and m <= values.size
     n = m = 0
     for group in range(info.shape[0] - 1):
         for k in range(info[group, TOUCHED]):
@@ -386,7 +408,7 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
             info[group, TOUCHED] = 0
     info[info.shape[0] - 1, SPANS] = n
     info[info.shape[0] - 1, VALUES] = m
-    return OK
+    return OK if send else SHORT
 
 
 @compiled(i64(*STATE_TYPES, i64, i64[::1], i32[:, ::1]))
@@ -449,7 +471,7 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
             if row >= 0 and kind != STATE:
                 live = state[(group * total + row) * STATE_FIELDS + COUNT]
                 start = info[group, BASE] + row * info[group, WIDTH]
-            low, first = i64(-1), i64(-1)  # `first` is the first slot of the column that begins at position `low`
+            low = first = i64(-1)  # `first` is the first slot of the column that begins at position `low`
             for t in range(starts[i], starts[i + 1]):
                 position = positions[t]
                 offset = position - low

@@ -14,6 +14,8 @@ _MAGIC = b"BTd1"
 _HEADER = struct.Struct("<4sIQQIIII")  # magic, checksum of the rest, seq, origin, layout, spans, values, copies
 _I32 = np.dtype("<i4")
 
+NO_COPIES = np.zeros((0, 3), np.int32)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
@@ -39,14 +41,15 @@ class Delta:
     seq: int
     spans: NDArray[np.int32]
     values: NDArray[np.int32]
-    copies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
+    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES)
     origin: int = 0
     layout: int = 0
 
     def __post_init__(self) -> None:
         """Seal the arrays."""
-        for array in (self.spans, self.values, self.copies):
-            array.flags.writeable = False
+        self.spans.setflags(write=False)
+        self.values.setflags(write=False)
+        self.copies.setflags(write=False)
 
     def __eq__(self, other: object) -> bool:
         """Compare by content, bit for bit."""

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from blocktable import _kernels as k
 from blocktable._arrays import as_int32, as_int64
-from blocktable.delta import Delta
+from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
 from blocktable.snapshot import pack
-from blocktable.state import Shape, TableState
+from blocktable.state import Shape, TableState, busy
 
 
 class BlockTables(TableState):
@@ -42,6 +42,8 @@ class BlockTables(TableState):
         self.groups: tuple[Group, ...] = as_groups(groups)
         self._seq = 0
         self._origin = 0
+        # Scratch for the common commit: a thousand changed entries leave in one pass.
+        self._spans, self._values = np.empty((2048, 6), np.int32), np.empty(2048, np.int32)
         super().__init__([Shape.of(group) for group in self.groups], max_rows, num_blocks)
 
     def append(self, rows: Any, indptr: Any, ids: Any, group: int | None = 0) -> None:
@@ -61,12 +63,13 @@ class BlockTables(TableState):
         self._write("assign", rows, indptr, ids, group, replace=1)
 
     def _write(self, verb: str, rows: Any, indptr: Any, ids: Any, group: int | None, *, replace: int) -> None:
+        wanted = as_int64(rows, "rows")
         if group is None:
-            first, wanted, starts, values = 0, as_int64(rows, "rows"), *self._joined(verb, indptr, ids)
+            starts, values = self._joined(verb, indptr, ids)
+            self._run(verb, k.write, self._dirty, 0, len(self.shapes), wanted, starts, values, replace)
         else:
-            first, wanted = self._index(verb, group), as_int64(rows, "rows")
-            starts, values = as_int64(indptr, "indptr").reshape(1, -1), as_int32(ids, "ids")
-        self._run(verb, k.write, self._dirty, first, wanted, starts, values, replace)
+            starts, values = as_int64(indptr, "indptr"), as_int32(ids, "ids")
+            self._run(verb, k.write, self._dirty, self._index(verb, group), 1, wanted, starts, values, replace)
 
     def truncate(self, rows: Any, num_blocks: Any, group: int | None = 0) -> None:
         """Shorten row rows[i] to its first num_blocks[i] entries; the rest becomes null (L4).
@@ -176,15 +179,25 @@ class BlockTables(TableState):
         Never committing is legal: pending changes are kept as one range per row. Cost: one pass over the ranges of the
         rows touched, whatever the width; a whole row's worth of nulls is one span without values.
         """
-        with self._sole("commit"):
-            info, state = self._info, self._state
-            arrays = (info, state, self._entries, self._sent, self._dirty)
-            k.difference(*arrays, _NO_SPANS, _NO_VALUES, 0)
-            spans = np.empty((info[-1, k.SPANS], 6), np.int32)
-            values = np.empty(info[-1, k.VALUES], np.int32)
-            k.difference(*arrays, spans, values, 1)
+        if not self._busy.acquire(blocking=False):
+            raise busy("commit")
+        try:
+            spans, values = self._difference()
             self._seq += 1
-            return Delta(self._seq, spans, values, origin=self._origin, layout=self.layout)
+            return Delta(self._seq, spans, values, NO_COPIES, self._origin, self.layout)
+        finally:
+            self._busy.release()
+
+    def _difference(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
+        info = self._info
+        arrays = (info, self._state, self._entries, self._sent, self._dirty)
+        if k.difference(*arrays, self._spans, self._values, 0) == k.OK:
+            return self._spans[: info[-1, k.SPANS]].copy(), self._values[: info[-1, k.VALUES]].copy()
+        spans = np.empty((info[-1, k.SPANS], 6), np.int32)
+        values = np.empty(info[-1, k.VALUES], np.int32)
+        k.difference(*arrays, spans, values, 1)
+        return spans, values
 
     def snapshot(self) -> bytes:
         """Return the state of the last commit with its seq, for a replica to start from; cost: the live entries."""
@@ -197,7 +210,9 @@ class BlockTables(TableState):
         return f"BlockTables(seq={self._seq}, pending rows={pending}, {', '.join(map(repr, self.tables))})"
 
     def _index(self, verb: str, group: Any) -> int:
-        if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or not 0 <= group < len(self.shapes):
+        if type(group) is int and 0 <= group < len(self.shapes):
+            return group
+        if not isinstance(group, np.integer) or not 0 <= group < len(self.shapes):
             raise ArgumentError(
                 f"{verb}: there is no group {group!r}",
                 values={"group": group, "groups": len(self.shapes)},
@@ -227,11 +242,7 @@ class BlockTables(TableState):
                     remedy="pass len(rows) + 1 offsets that start at 0, never fall, and end at the number of ids",
                 )
         shift = np.cumsum([0, *(part.size for part in values)])
-        return np.stack([part + shift[g] for g, part in enumerate(starts)]), np.concatenate(values)
-
-
-_NO_SPANS = np.empty((0, 6), np.int32)
-_NO_VALUES = np.empty(0, np.int32)
+        return np.concatenate([part + shift[g] for g, part in enumerate(starts)]), np.concatenate(values)
 
 
 def _same_length(verb: str, name: str, array: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
