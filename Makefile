@@ -32,3 +32,25 @@ lint: venv
 format: venv
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
+
+# The real engines (vLLM, FlashInfer) on the CPU build of torch: about 2.3 GB, two minutes.
+peers:
+	tools/peers.sh $(PEERS)
+
+conformance: peers
+	$(PEERS)/bin/python -m pytest -q -m conformance tests/conformance
+
+bench-%: peers
+	$(PEERS)/bin/python bench/$*.py
+
+bench: bench-start bench-tables
+
+# Minutes: more examples, longer runs, whole traces.
+long: venv
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q -m "long or not long"
+
+wheel: venv
+	tools/wheel.sh $(BIN)/python
+
+clean:
+	rm -rf $(VENV) $(PEERS) dist
