@@ -133,6 +133,10 @@ class TableState:
         self.layout = zlib.crc32(repr((max_rows, [tuple(shape) for shape in shapes])).encode())
         self.tables = tuple(GroupTable(self, g) for g in range(len(shapes)))
 
+    def __getitem__(self, group: int) -> GroupTable:
+        """Return one group's table: ``tables[g]`` is ``tables.tables[g]``."""
+        return self.tables[group]
+
     def slot_mapping(
         self,
         rows: Any,

@@ -25,13 +25,13 @@ class BlockTables(TableState):
     """The tables of all groups on the host: the truth that deltas carry to devices and replicas.
 
     ``groups`` is a sequence of ``Group`` or ``Geometry``. Block ids are 1 .. num_blocks - 1; without ``num_blocks``
-    they must fit int32 as kernel ids. ``tables[g].array`` is group g's table. State: 8 bytes per entry (the table, and
+    they must fit int32 as kernel ids. ``tables[g].array`` (short for ``tables.tables[g].array``) is group g's table. State: 8 bytes per entry (the table, and
     what the last commit sent). One thread owns the object.
 
     >>> import blocktable
     >>> tables = BlockTables([blocktable.plan(max_model_len=64, block_size=16)], max_rows=2)
     >>> tables.append([0], [0, 3], [3, 7, 9])
-    >>> tables.tables[0].array.tolist()
+    >>> tables[0].array.tolist()
     [[3, 7, 9, 0], [0, 0, 0, 0]]
     >>> tables.append([0], [0, 2], [5, 6])
     Traceback (most recent call last):
@@ -149,17 +149,18 @@ class BlockTables(TableState):
         self._run(verb, k.transfer, self._dirty, src, dst, keep, held, marks)
 
     def resize(self, groups: Any) -> None:
-        """Take the shapes of other geometries (as many groups, of the same kinds), while no row is live.
+        """Take other groups, with the widths of other limits, while no row is live.
 
-        Replicas and device tables refuse what is committed afterwards until they are made anew or start from a
-        snapshot. Raises ArgumentError while a row is live. Cost: new arrays.
+        ``tables[g].array`` then shows the new shape. Replicas and device tables refuse what is committed afterwards
+        until they are made anew or start from a snapshot. Raises ArgumentError while a row is live. Cost: new arrays.
+
+        >>> import blocktable
+        >>> tables = BlockTables([blocktable.plan(max_model_len=202752, block_size=64)], max_rows=51)
+        >>> tables.resize([blocktable.plan(max_model_len=157696, block_size=64)])
+        >>> tables[0].array.shape
+        (51, 2464)
         """
         new = as_groups(groups)
-        if [group.kind for group in new] != [group.kind for group in self.groups]:
-            raise ArgumentError(
-                f"resize: the groups are {[g.kind for g in self.groups]}, not {[g.kind for g in new]}",
-                remedy="make new tables for another model",
-            )
         with self._sole("resize"):
             live = {g: int(np.count_nonzero(counts)) for g, counts in enumerate(self._counts)}
             if any(live.values()):
@@ -203,6 +204,11 @@ class BlockTables(TableState):
         """Return the state of the last commit with its seq, for a replica to start from; cost: the live entries."""
         with self._sole("snapshot"):
             return pack(self, self._seq, self._origin)
+
+    @property
+    def seq(self) -> int:
+        """The seq of the last commit, 0 before the first."""
+        return self._seq
 
     def __repr__(self) -> str:
         """Say the shapes and what is pending."""
