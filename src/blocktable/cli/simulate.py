@@ -218,7 +218,7 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
     again = f"{facts['recomputed_tokens']:,} lost to preemption"
     peak = f"peak {facts['peak_blocks']:,} ({_percent(facts['peak_blocks'], usable)})"
     mean = f"mean {facts['mean_blocks']:,.0f} ({_percent(facts['mean_blocks'], usable)})"
-    wasted = f"{facts['mean_wasted_tokens']:,.0f} tokens, {_percent(facts['mean_wasted_tokens'], held)} of what is held"
+    wasted = f"{facts['mean_wasted_tokens']:,.0f} tokens in half-full blocks on average"
     changed, copied = facts["changed_entries"], facts["full_copy_entries"]
     factor = f"{copied / max(changed, 1):,.0f} times as many"
     lines += [
@@ -226,7 +226,7 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
         ("tokens", f"{facts['computed_tokens']:,} computed, {again}; {facts['output_tokens']:,} generated"),
         ("preemptions", f"{facts['preemptions']:,}"),
         ("blocks", f"{peak}, {mean} of {usable:,}"),
-        ("wasted", f"{wasted}, in half-full blocks on average"),
+        ("wasted", f"{wasted}, {_percent(facts['mean_wasted_tokens'], held)} of what is held"),
         ("entries", f"{changed:,} changed against {copied:,} of a full copy per step, {factor}"),
         ("kernel", _kernel_line(facts, geometry)),
     ]

@@ -1,0 +1,281 @@
+"""`blocktable simulate` as users and scripts meet it: output, exit status, interruption, a terminal and a pipe."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from blocktable.cli.simulate import command
+from blocktable.simulate import Simulation
+
+FIELDS = {
+    "requests",
+    "steps",
+    "preemptions",
+    "peak_blocks",
+    "changed_entries",
+    "full_copy_entries",
+    "prefix_hit_tokens",
+    "prefix_query_tokens",
+}
+SMALL = ["--max-model-len", "256", "--block-size", "16", "--num-blocks", "40", "--max-rows", "8"]
+
+app = typer.Typer(add_completion=False)
+app.command()(command)
+
+
+class Result:
+    def __init__(self, *arguments: str) -> None:
+        result = CliRunner().invoke(app, list(arguments))
+        self.status, self.out, self.err = result.exit_code, result.stdout, result.stderr
+
+    @property
+    def facts(self) -> dict[str, object]:
+        facts = json.loads(self.out)
+        assert isinstance(facts, dict)
+        return facts
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Callable[..., str]:
+    def write(*lengths: tuple[int, int], bad: int = 0) -> str:
+        lines = [
+            json.dumps({"timestamp": 1000 * i, "input_length": prompt, "output_length": output})
+            for i, (prompt, output) in enumerate(lengths)
+        ]
+        lines[1:1] = ["no request"] * bad
+        path = tmp_path / "trace.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return write
+
+
+def test_json_is_one_object_with_the_promised_fields() -> None:
+    result = Result(*SMALL, "--limit", "40", "--json", "--check")
+    assert (result.status, result.err) == (0, "")
+    facts = result.facts
+    assert facts.keys() >= FIELDS
+    assert (facts["requests"], facts["finished"], facts["interrupted"], facts["finding"]) == (40, 40, False, None)
+    assert facts["law_checks"] == facts["kernel_checks"] == facts["steps"]
+    assert (facts["prefix_hit_tokens"], facts["prefix_query_tokens"]) == (0, 0)
+    assert result.out.count("\n") == 1
+
+
+def test_the_same_seed_gives_the_same_object_and_another_seed_another() -> None:
+    first, again, other = (Result(*SMALL, "--limit", "20", "--json", "--seed", seed).facts for seed in "778")
+    for facts in (first, again, other):
+        del facts["us_per_step"]
+    assert first == again != other
+
+
+def test_a_small_pool_preempts_and_still_finishes_everything() -> None:
+    facts = Result(*SMALL, "--num-blocks", "17", "--limit", "60", "--step-ms", "500", "--json", "--check").facts
+    assert facts["preemptions"] > 0  # type: ignore[operator]
+    assert facts["finished"] == 60
+    assert facts["peak_blocks"] == 16
+
+
+def test_plain_text_is_neither_coloured_wrapped_nor_cut(
+    trace: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = Result(trace((20, 4), (300, 1)), *SMALL)
+    assert result.status == 0
+    assert "\x1b" not in result.out
+    assert "1 of 2 finished" in result.out
+    assert "1 longer than 256 tokens: line 2" in result.out
+    labels = [line.split()[0] for line in result.out.splitlines()]
+    assert labels == [
+        "requests",
+        "refused",
+        "steps",
+        "tokens",
+        "preemptions",
+        "blocks",
+        "wasted",
+        "entries",
+        "kernel",
+    ]
+
+
+def test_limits_that_are_not_given() -> None:
+    """A pool that holds less than 131,072 tokens sets the limit; a limit past the pool's 524,288 tokens sets the pool."""
+    facts = Result("--num-blocks", "65", "--limit", "1", "--json").facts
+    assert facts["max_model_len"] == 64 * 32
+    facts = Result("--limit", "1", "--json", "--max-rows", "2").facts
+    assert (facts["max_model_len"], facts["num_blocks"]) == (131072, 16385)
+    facts = Result("--limit", "1", "--json", "--max-rows", "2", "--max-model-len", "600000").facts
+    assert facts["num_blocks"] == 18751
+
+
+def test_the_backend_decides_the_columns_and_is_asked_at_every_step() -> None:
+    result = Result("--max-model-len", "9416", "--backend", "FLASHINFER_MLA", "--limit", "3")
+    assert result.status == 0
+    assert "tables of 296 columns accepted by FLASHINFER_MLA" in result.out
+
+
+def test_bad_lines_are_named_and_counted(trace: Callable[..., str]) -> None:
+    path = trace(*[(5, 2)] * 1500, bad=12)
+    result = Result(path, *SMALL, "--limit", "10", "--json")
+    assert result.status == 0
+    assert f"{path} line 2 is no request: " in result.err
+    assert "line 11 is no request" in result.err
+    assert "line 12 is no request" not in result.err
+    assert "2 more lines" in result.err
+    assert [line["number"] for line in result.facts["bad_lines"]] == list(range(2, 14))  # type: ignore[attr-defined]
+    assert "12 of the trace are no requests" in Result(path, *SMALL, "--limit", "10").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nothing.jsonl"], "nothing.jsonl"),
+        (["."], "directory"),
+        (["--backend", "NO_SUCH_KERNEL"], "NO_SUCH_KERNEL"),
+        (["--backend", "FLASHINFER_MLA", "--block-size", "48"], "48"),
+        (["--block-size", "0"], "block-size"),
+        (["--num-blocks", "1"], "num-blocks"),
+        (["--num-blocks", "10", "--max-model-len", "1000"], "32 blocks"),
+        (["--max-model-len", "1"], "max_model_len"),
+        (["--max-model-len", "-5"], "max-model-len"),
+        (["--max-model-len", "99999999999999"], "max_model_len"),
+        (["--max-rows", "0"], "max-rows"),
+        (["--max-rows", "99999999999999"], "."),
+        (["--token-budget", "0"], "token-budget"),
+        (["--limit", "0"], "limit"),
+        (["--seed", "-1"], "seed"),
+        (["--step-ms", "0"], "step_ms"),
+        (["--step-ms", "nan"], "step_ms"),
+        (["--step-ms", "soon"], "step-ms"),
+        (["--no-such-option"], "no-such-option"),
+    ],
+)
+def test_wrong_usage_or_input_exits_2_and_says_why(arguments: list[str], text: str) -> None:
+    result = Result(*arguments)
+    assert result.status == 2
+    assert text in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_a_damaged_trace_and_one_of_too_long_requests_exit_2(trace: Callable[..., str]) -> None:
+    result = Result(trace((5, 2), (5, 2), bad=1))
+    assert (result.status, result.out) == (2, "")
+    assert "line 2: " in result.err
+    result = Result(trace((500, 2), (5000, 2)), *SMALL)
+    assert (result.status, result.out) == (2, "")
+    assert "--max-model-len 5002" in result.err
+
+
+def fail_at(step: int, failure: Callable[[Simulation], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Simulation.step
+
+    def wrong(self: Simulation) -> None:
+        if self.steps == step:
+            failure(self)
+        right(self)
+
+    monkeypatch.setattr(Simulation, "step", wrong)
+
+
+def test_a_broken_law_exits_1_with_the_law_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(5, lambda run: run._rows.pool.allocate(1), monkeypatch)
+    result = Result(*SMALL, "--limit", "9", "--check", "--json")
+    assert result.status == 1
+    assert "finding at step 6: " in result.err
+    assert "[L9]" in result.err
+    assert result.facts["steps"] == 5
+    assert "[L9]" in str(result.facts["finding"])
+
+
+def test_a_table_that_the_kernel_refuses_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(2, lambda run: setattr(run, "_kernel_width", 295), monkeypatch)
+    result = Result("--max-model-len", "9416", "--backend", "FLASHINFER_MLA", "--limit", "3")
+    assert result.status == 1
+    assert "Expected block_num % (128 / block_size) == 0, got block_num=295" in result.err
+    assert "296 columns accepted" in result.out
+
+
+def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(7, lambda _run: signal.raise_signal(signal.SIGINT), monkeypatch)
+    result = Result(*SMALL, "--json")
+    assert result.status == 130
+    assert (result.facts["interrupted"], result.facts["steps"]) == (True, 7)
+    text = Result(*SMALL).out
+    assert text.startswith("interrupted ")
+    assert "\nsteps        7 in " in text
+
+
+def test_an_interrupt_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blocktable.traces.synthetic", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    result = Result(*SMALL)
+    assert (result.status, result.out) == (130, "")
+    assert "interrupted before the first step" in result.err
+
+
+RUN = "import typer; from blocktable.cli.simulate import command; app = typer.Typer(); app.command()(command); app()"
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_time_left_and_ctrl_c_a_summary() -> None:
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "--json", "--check"],
+        stdout=subprocess.PIPE,
+        stderr=inside,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(inside)
+    seen = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (b"steps/s" in seen and b"left" in seen):
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 4096)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    os.close(terminal)
+    assert b"steps/s" in seen
+    assert b"requests" in seen
+    assert process.returncode == 130
+    facts = json.loads(out)
+    assert facts["interrupted"] is True
+    assert facts["steps"] > 0
+
+
+def test_a_terminal_gets_the_summary_as_a_table() -> None:
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *SMALL, "--limit", "5"],
+        stdout=inside,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(inside)
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+    except OSError:  # Linux reports a terminal whose other side has closed as an input error
+        pass
+    assert process.wait(timeout=60) == 0
+    os.close(terminal)
+    assert b"5 of 5 finished" in seen
+    assert b"\x1b[1mrequests" in seen
+
+
+def test_help_and_wrong_usage_load_neither_numba_nor_rich_bars() -> None:
+    code = "import sys, blocktable.cli.simulate; print(*sorted({'numba', 'numpy', 'rich.progress', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
