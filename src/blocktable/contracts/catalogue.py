@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -19,6 +19,10 @@ from blocktable.contracts.rules import parse_rule, parse_size
 from blocktable.errors import ArgumentError, CatalogueError
 
 __all__ = ["Call", "Catalogue", "Record", "read_catalogue"]
+
+
+_EVIDENCE: tuple[Evidence, ...] = ("run", "read", "inferred")
+"""From strongest to weakest; an entry names the versions for each."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,9 +37,9 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     versions: str = ""
-    read: list[str] = []
     kernel_block_sizes: list[int | str] = []
     manager_block_sizes: list[int | str] = []
+    default_block_size: int | None = None
     width_rule: str = "AnyWidth"
     min_width: int = 0
     layout: Layout = "dense"
@@ -52,7 +56,9 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusals: dict[str, str] = {}
     width_first: bool = False
     source: str = ""
-    evidence: Literal["run", "read", "inferred"] = "read"
+    run: str | None = None
+    read: str | None = None
+    inferred: str | None = None
     date: str = ""
     pitfalls: list[str] = []
     calls: Call | None = None
@@ -64,6 +70,8 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: str
     width: WidthPolicy = "native"
     default_block_size: int | None = None
+    prefill_ranks_divide: bool = False
+    aligns_state: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
@@ -82,12 +90,23 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Record:
-    """A contract with what decides where it applies: a version range, the versions it was read in, the call it makes."""
+    """A contract, the versions it speaks for, how it is known in which of them, and the call that its backend makes."""
 
     contract: Contract
     versions: SpecifierSet
-    read: frozenset[Version]
+    known: tuple[tuple[Evidence, SpecifierSet], ...]
     calls: Call | None
+
+    def speaks_for(self, version: Version) -> bool:
+        """Whether the version lies in the range."""
+        return self.versions.contains(version, prereleases=True)
+
+    def evidence(self, version: Version) -> Evidence:
+        """Return how the rule is known in a version: the strongest that holds there, else carried from another one."""
+        for evidence, versions in self.known:
+            if self.speaks_for(version) and versions.contains(version, prereleases=True):
+                return evidence
+        return "carried"
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ def read_catalogue(text: str, file: str) -> Catalogue:
 def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") -> dict[Version, Release]:
     written: dict[Version, _Release] = {}
     for index, release in enumerate(data.release):
-        version = where.version(release.version, index, "version")
+        version = where.version(release.version, index)
         if version in written:
             where.fail("release", index, "version", f"{release.version} is listed twice")
         written[version] = release
@@ -146,6 +165,8 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             extrapolated=False,
             width_policy=written[version].width,
             default_block_size=written[version].default_block_size,
+            prefill_ranks_divide=written[version].prefill_ranks_divide,
+            aligns_state=written[version].aligns_state,
             requires=MappingProxyType(written[version].requires),
             backends=_existing(exists, version),
             evidence=written[version].evidence,
@@ -161,14 +182,19 @@ def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str
 
 def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Record:
     fields = {name: getattr(backend, name) for name in backend.__struct_fields__}
-    calls, read, name = fields.pop("calls"), fields.pop("read"), fields.pop("name")
+    calls, name = fields.pop("calls"), fields.pop("name")
+    known = tuple(
+        (evidence, where.range(versions, "backend", index, evidence))
+        for evidence in _EVIDENCE
+        if (versions := fields.pop(evidence)) is not None
+    )
     field = "name"
     try:
         for field in ("kernel_block_sizes", "manager_block_sizes"):
             fields[field] = tuple(parse_size(size) for size in fields[field])
         field = "width_rule"
         fields[field] = parse_rule(fields[field])
-        contract = Contract(name, engine=engine, **fields)
+        contract = Contract(name, engine=engine, evidence=known[0][0] if known else "read", **fields)
     except ArgumentError as error:
         # Contract itself says which field it refuses, as the first word of its message or in its values.
         named = next((key for key in fields if key in error.values or error.message.startswith(key)), field)
@@ -176,7 +202,7 @@ def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Reco
     return Record(
         contract,
         where.range(backend.versions, "backend", index, "versions"),
-        frozenset(where.version(version, index, "read", "backend") for version in read),
+        known,
         calls,
     )
 
@@ -223,11 +249,11 @@ class _Where:
                 found.setdefault((table, index, key[1]), number)
         return found
 
-    def version(self, text: str, index: int, field: str, table: str = "release") -> Version:
+    def version(self, text: str, index: int) -> Version:
         try:
             return Version(text)
         except InvalidVersion:
-            self.fail(table, index, field, f"{text!r} is no version")
+            self.fail("release", index, "version", f"{text!r} is no version")
 
     def range(self, text: str, table: str, index: int | None, field: str) -> SpecifierSet:
         try:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, get_args
 from blocktable._ints import align_up
 from blocktable.contracts.fields import (
     FIELDS,
+    SCALAR_TYPES,
     Sizes,
     accepts,
     as_refusals,
@@ -54,6 +55,8 @@ class Contract:
         Kernel block sizes in tokens, each an int or a `MultipleOf`; empty: any size.
     manager_block_sizes
         The same for manager blocks, where a backend restricts those too.
+    default_block_size
+        The manager block that the engine takes when none is asked for.
     width_rule, min_width
         The accepted widths in kernel blocks, and the fewest columns whatever the rule says.
     layout
@@ -87,6 +90,7 @@ class Contract:
     versions: str = ""
     kernel_block_sizes: Sizes = ()
     manager_block_sizes: Sizes = ()
+    default_block_size: int | None = None
     width_rule: WidthRule = _ANY_WIDTH
     min_width: int = 0
     layout: Layout = "dense"
@@ -284,6 +288,7 @@ class Contract:
                 **{name: values.get(name) for name in FIELDS}
                 | {"name": self.name, "block_num": width, "page_size": size, "batch": dims[0] if dims else 0}
                 | {"rank": len(dims), "min_width": values.get("min_width", self.min_width)}
+                | {"scalar_type": SCALAR_TYPES.get(str(values.get("dtype")), "Other")}
             )
         else:
             text = f"{self.name} {text}"

@@ -11,6 +11,7 @@ from blocktable.errors import ArgumentError
 __all__ = [
     "CHECKS",
     "FIELDS",
+    "SCALAR_TYPES",
     "Sizes",
     "accepts",
     "as_refusals",
@@ -29,9 +30,23 @@ Sizes: TypeAlias = tuple[int | MultipleOf, ...]
 CHECKS = ("layout", "width", "min_width", "block_size", "dtype", "strides")
 FIELDS = (
     *("name", "width", "block_num", "block_size", "page_size", "multiple", "min_width", "max_width"),
-    *("max_seq_len", "batch", "rank", "shape", "dtype", "strides"),
+    *("max_seq_len", "batch", "rank", "shape", "dtype", "scalar_type", "strides"),
 )
 """The values that an error text may name in braces."""
+
+SCALAR_TYPES = {
+    "uint8": "Byte",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "float16": "Half",
+    "float32": "Float",
+    "float64": "Double",
+    "bfloat16": "BFloat16",
+    "bool": "Bool",
+}
+"""What torch calls a dtype in its messages: {scalar_type}."""
 
 
 def describe_sizes(sizes: Sizes) -> str:

@@ -127,10 +127,12 @@ def _from_catalogue(
     data = catalogue(engine_name(engine) if engine is not None else _home(name))
     chosen = release(data.engine, version)
     known = _known_name(data, name)
-    if known is None or known not in data.records:
+    if known is None:
         raise unknown("backend", name, chosen.backends, f" in {chosen}")
     if known not in chosen.backends:
         raise _absent(data, known, chosen)
+    if known not in data.records:
+        raise _unread(known, chosen)
     return _build(data, known, chosen, hardware, companions)
 
 
@@ -165,28 +167,39 @@ def _absent(data: "Catalogue", name: str, chosen: "Release") -> UnknownName:
     return error
 
 
+def _unread(name: str, chosen: "Release") -> UnknownName:
+    return UnknownName(
+        f"{name} exists in {chosen}, but its rule is not in the catalogue",
+        values={"what": "rule", "name": name, "engine": chosen.engine, "version": chosen.version},
+        remedy="register a Contract of that name",
+    )
+
+
 def _build(
     data: "Catalogue", name: str, chosen: "Release", hardware: str | None, companions: tuple[tuple[str, str], ...]
 ) -> Contract:
     from packaging.version import Version  # noqa: PLC0415 - loaded with the data, not before
 
     version = Version(chosen.data_version)
-    record = _for_hardware(_nearest(data.records[name], version), hardware, name)
-    contract = record.contract
+    record = _for_hardware(_nearest(data, name, version), hardware, name)
+    evidence = "carried" if chosen.extrapolated else record.evidence(version)
+    contract = replace(record.contract, evidence=evidence)
     if record.calls:
         kernel = record.calls.engine
         wanted = dict(companions).get(kernel) or chosen.requires.get(kernel)
-        contract = _over(contract, _from_catalogue(record.calls.name, kernel, wanted, hardware, ()))
-    if version not in record.read or chosen.extrapolated:
-        return replace(contract, evidence="carried")
+        return _over(contract, _from_catalogue(record.calls.name, kernel, wanted, hardware, ()))
     return contract
 
 
-def _nearest(records: tuple["Record", ...], version: "Version") -> list["Record"]:
-    """Return the records that speak for a version, or else the nearest: the next later one, or the last."""
-    exact = [one for one in records if one.versions.contains(version, prereleases=True)]
-    later = [one for one in records if one.read and min(one.read) > version]
-    return exact or later[:1] or [records[-1]]
+def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]:
+    """Return the records that speak for a version, or else those of the release nearest to it that has any."""
+    releases = list(data.releases)
+    here = releases.index(version)
+    for other in sorted(releases, key=lambda one: abs(releases.index(one) - here)):
+        found = [record for record in data.records[name] if record.speaks_for(other)]
+        if found:
+            return found
+    return list(data.records[name])
 
 
 def _for_hardware(records: list["Record"], hardware: str | None, name: str) -> "Record":
@@ -216,7 +229,7 @@ def _over(contract: Contract, kernel: Contract) -> Contract:
         layout=kernel.layout,
         strides=kernel.strides,
         tail=kernel.tail,
-        refusals=kernel.refusals,
+        refusals=tuple((dict(kernel.refusals) | dict(contract.refusals)).items()),
         width_first=kernel.width_first,
         source=f"{contract.source}; {kernel.engine}: {kernel.source}",
         evidence="carried" if kernel.evidence == "carried" else contract.evidence,

@@ -25,6 +25,8 @@ class Release:
     ``requires`` names the kernel packages and versions it pins, ``backends`` the backends that exist in it. A release
     newer than the data is judged as the newest known one: ``version`` is then what was asked for, ``data_version`` what
     it is judged as, and ``extrapolated`` is True. ``evidence`` and ``source`` are those of the width.
+    ``prefill_ranks_divide``: context-parallel ranks of the prefill divide a row as those of the decode do.
+    ``aligns_state``: the rows of state groups are rounded like those of attention groups.
     """
 
     engine: str
@@ -34,6 +36,8 @@ class Release:
     extrapolated: bool
     width_policy: WidthPolicy
     default_block_size: int | None = None
+    prefill_ranks_divide: bool = False
+    aligns_state: bool = False
     requires: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"
@@ -61,7 +65,8 @@ class Release:
         if kind == "ring":
             return 1
         if kind == "state":
-            return ceil_div(tokens, block) + lookahead
+            blocks = ceil_div(tokens, block) + lookahead
+            return align_up(blocks, self.alignment(block)) if self.aligns_state else blocks
         return align_up(ceil_div(tokens, block * positive_int(cp_size, "cp_size")), self.alignment(block))
 
     def alignment(self, block_size: int) -> int:
