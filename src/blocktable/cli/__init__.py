@@ -4,34 +4,33 @@ Exit codes: 0 done or accepted · 1 refused, or a finding · 2 wrong usage or in
 70 a defect of this program.
 """
 
-import functools
 import io
 import os
+import shutil
 import sys
 import traceback
+from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
 
 import blocktable
 from blocktable.errors import BlockTableError
 
-if TYPE_CHECKING:
-    import typer
+__all__ = ["main", "run"]
 
-__all__ = ["application", "main", "run"]
-
-# A command's module, named like it, offers `command`; its docstring is the help, and SETTINGS go to its parser.
+# Each command's module is named like it and offers `command`, which returns an exit code or None.
 COMMANDS = {
     "check": "say whether a server's launch would be refused for its block tables, and how to mend it",
     "backends": "list what each attention backend demands, or explain one",
     "simulate": "drive block tables through an hour or a day of traffic",
 }
 
-_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 _DEFECT = 70  # EX_SOFTWARE
 _INTERRUPTED = 130  # 128 + SIGINT
+_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 _NO_TERMINAL = 10_000  # columns: help that is piped or stored is not wrapped
 
 
@@ -52,37 +51,17 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")  # a terminal without "·" gets "?", not a traceback
     name, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if name in COMMANDS:
-        try:
-            application(name)(rest, prog_name=f"blocktable {name}")
-        except SystemExit as done:
-            return done.code if isinstance(done.code, int) else 0
-        except Exception:  # noqa: BLE001 - a defect of ours must not exit like a verdict
-            traceback.print_exc()
-            return _DEFECT
-    elif name in ("-V", "--version"):
+        return _guarded(partial(_start, name, rest), name)
+    if name in ("-V", "--version"):
         print(f"blocktable {blocktable.__version__}")  # noqa: T201 - a command's output
-    elif name in ("-h", "--help"):
+        return 0
+    if name in ("-h", "--help"):
         print(_usage())  # noqa: T201 - a command's output
-    else:
-        near = get_close_matches(name, COMMANDS, n=1)
-        wrong = f"blocktable: no command {name!r}" + (f"; did you mean {near[0]}?" if near else "") if name else ""
-        print("\n".join(filter(None, (wrong, _usage()))), file=sys.stderr)  # noqa: T201 - a command's output
-        return 2
-    return 0
-
-
-def application(name: str) -> "typer.Typer":
-    """Return the application of one command; nothing else of the command line is imported."""
-    import typer  # noqa: PLC0415 - `blocktable --version` and the other commands do without
-
-    module = import_module(f"blocktable.cli.{name}")
-    settings = {"help_option_names": ["-h", "--help"]} | getattr(module, "SETTINGS", {})
-    if not sys.stdout.isatty():
-        settings |= {"terminal_width": _NO_TERMINAL, "max_content_width": _NO_TERMINAL}
-    # Without markup Typer never loads rich, neither for help nor for errors.
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, context_settings=settings)(_guarded(module.command))
-    return app
+        return 0
+    near = get_close_matches(name, COMMANDS, n=1)
+    wrong = f"blocktable: no command {name!r}" + (f"; did you mean {near[0]}?" if near else "") if name else ""
+    print("\n".join(filter(None, (wrong, _usage()))), file=sys.stderr)  # noqa: T201 - a command's output
+    return 2
 
 
 def _usage() -> str:
@@ -93,28 +72,54 @@ def _usage() -> str:
     )
 
 
-def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn what a command returns or raises into an exit code, without a traceback for what a user can cause."""
+def _guarded(command: Callable[[], int | None], name: str) -> int:
+    """Run a command; what it raises becomes an exit code, without a traceback for what a user can cause."""
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
+    except BlockTableError as error:
+        print(f"blocktable {name}: {error}", file=sys.stderr)  # noqa: T201 - a command's output
+        return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader left: quiet, and nothing more is written when the interpreter closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception:  # noqa: BLE001 - a defect of ours must not exit like a verdict
+        traceback.print_exc()
+        return _DEFECT
+    return code
 
-    @functools.wraps(command)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        import typer  # noqa: PLC0415 - loaded by the caller already
 
-        try:
-            try:
-                code = command(*args, **kwargs) or 0
-            except typer.Exit as done:
-                code = done.exit_code
-            sys.stdout.flush()
-        except BlockTableError as error:
-            print(f"{command.__module__.replace('.cli.', ' ')}: {error}", file=sys.stderr)  # noqa: T201
-            code = 2
-        except KeyboardInterrupt:
-            code = _INTERRUPTED
-        except BrokenPipeError:
-            # The reader left: quiet, and nothing more is written when the interpreter closes the stream.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = _BROKEN_PIPE
-        raise typer.Exit(code)
+def _start(name: str, arguments: list[str]) -> int | None:
+    """Read the arguments and call the command.
 
-    return guarded
+    A command that must answer at once declares its options to argparse; the others are Typer's, which takes up to
+    0.3 s to load and to read a number.
+    """
+    module = import_module(f"blocktable.cli.{name}")
+    if not hasattr(module, "options"):
+        return _start_typer(name, module, arguments)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _NO_TERMINAL
+    parser = ArgumentParser(
+        prog=f"blocktable {name}", allow_abbrev=False, formatter_class=partial(HelpFormatter, width=columns)
+    )
+    module.options(parser)
+    code: int | None = module.command(**vars(parser.parse_args(arguments)))
+    return code
+
+
+def _start_typer(name: str, module: ModuleType, arguments: list[str]) -> int | None:
+    import typer  # noqa: PLC0415 - slow, and most commands do without
+
+    settings: dict[str, object] = {"help_option_names": ["-h", "--help"]}
+    if not sys.stdout.isatty():
+        settings |= {"terminal_width": _NO_TERMINAL, "max_content_width": _NO_TERMINAL}
+    # Without markup Typer never loads rich, neither for help nor for errors.
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, context_settings=settings)(module.command)
+    code: int | None = app(arguments, prog_name=f"blocktable {name}")
+    return code

@@ -1,22 +1,18 @@
 """`blocktable check`: whether a launch will be refused for its block tables, and what would mend it."""
 
 import json
-import sys
+from argparse import REMAINDER, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from blocktable.cli import launch as lines
+from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
 from blocktable.errors import ArgumentError
 from blocktable.preflight import Judgement, Launch, find_release, judge, worst
 
-__all__ = ["command"]
-
-# The first word that is no option of ours begins the launch line, with or without "--" before it.
-SETTINGS: Final = {"allow_interspersed_args": False}
+__all__ = ["command", "options"]
 
 _EXIT: Final[Mapping[str, int]] = {"accepted": 0, "refused": 1, "unknown": 3}
 _LABEL: Final[Mapping[str, str]] = {"accepted": "accepted", "refused": "refused", "unknown": "not known"}
@@ -26,76 +22,81 @@ _COLOUR: Final[Mapping[str, str]] = {"accepted": "green", "refused": "red", "unk
 _PREFILL_SPLITS_BEFORE: Final = (0, 26)
 
 
+def options(parser: ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = (
+        "Say whether a launch would be refused for its block tables, before any weight is loaded. Two sides meet: the "
+        "width that the engine's release allocates per row, and what the attention kernel of that release accepts. A "
+        "refusal comes with the error that the server would stop with, and with ways out, each of them judged too."
+    )
+    parser.epilog = "exit status: 0 accepted, 1 refused, 2 wrong usage or input, 3 not known, naming the missing fact"
+    add = parser.add_argument
+    add(
+        "--engine",
+        metavar="RELEASE",
+        help="the release that allocates, such as vllm==0.19.1 or flashinfer==0.7.2; "
+        "without it the vLLM installed here, else the newest in the catalogue",
+    )
+    add(
+        "--with",
+        dest="kernels",
+        action="append",
+        default=[],
+        metavar="RELEASE",
+        help="a kernel package in place of the one that the release pins, such as flashinfer==0.7.2",
+    )
+    add(
+        "--backend",
+        "--attention-backend",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an attention backend; may be repeated or a list with commas: each is judged",
+    )
+    add("--max-model-len", metavar="TOKENS", help="the longest request; 9k is 9000, 9K is 9216")
+    add("--block-size", metavar="TOKENS", help="without it, what the release takes by itself")
+    add(
+        "--cp-size",
+        "--decode-context-parallel-size",
+        "-dcp",
+        metavar="RANKS",
+        help="ranks over which a row is split; 1 without it",
+    )
+    add("--lookahead", metavar="TOKENS", help="speculative tokens ahead of a request; 0 without it")
+    add("--json", dest="as_json", action="store_true", help="print one JSON object")
+    add(
+        "launch",
+        nargs=REMAINDER,
+        metavar="-- vllm serve MODEL …",
+        help="a launch line, as words or as one quoted string; the options before it win over what it says",
+    )
+
+
 def command(
-    launch: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- vllm serve MODEL …]",
-            help="A launch line, as words or as one quoted string; the options before it win over what it says.",
-            show_default=False,
-        ),
-    ] = None,
     *,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="The release that allocates, such as vllm==0.19.1 or flashinfer==0.7.2.",
-            show_default="the vLLM installed here, else the newest in the catalogue",
-        ),
-    ] = None,
-    kernels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            help="A kernel package in place of the one that the release pins, such as flashinfer==0.7.2.",
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backend",
-            "--attention-backend",
-            help="An attention backend; may be repeated or a list with commas: each is judged.",
-            show_default=False,
-        ),
-    ] = None,
-    max_model_len: Annotated[
-        str | None, typer.Option(help="The longest request in tokens; 9k is 9000, 9K is 9216.", show_default=False)
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per block.", show_default="what the release takes by itself")
-    ] = None,
-    cp_size: Annotated[
-        int | None,
-        typer.Option(
-            "--cp-size",
-            "--decode-context-parallel-size",
-            "-dcp",
-            min=1,
-            help="Ranks over which a row is split.",
-            show_default="1",
-        ),
-    ] = None,
-    lookahead: Annotated[
-        int | None, typer.Option(min=0, help="Speculative tokens ahead of a request.", show_default="0")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: str | None,
+    kernels: Sequence[str],
+    backend: Sequence[str],
+    max_model_len: str | None,
+    block_size: str | None,
+    cp_size: str | None,
+    lookahead: str | None,
+    as_json: bool,
+    launch: Sequence[str],
 ) -> int:
-    """Say whether a launch would be refused for its block tables, before any weight is loaded.
-
-    Two sides meet: the width that the engine's release allocates per row, and what the attention kernel of that release accepts. A refusal comes with the error that the server would stop with and with ways out, each of them judged too.
-
-    Exit status: 0 accepted, 1 refused, 2 wrong usage or input, 3 not known, naming the missing fact.
-    """
-    line = lines.read_launch(launch) if launch else lines.Launch()
-    named: list[str | None] = [name for one in backend or () for name in one.split(",") if name] or ([line.backend])
+    """Judge every backend named, show the answers, and return the exit code of the one that decides."""
+    words = launch[1:] if launch[:1] == ["--"] else launch
+    line = lines.read_launch(words) if words else lines.Launch()
     length = line.max_model_len if max_model_len is None else lines.parse_length(max_model_len)
-    versions = _kernel_versions(kernels or ())
+    block = line.block_size if block_size is None else lines.parse_count(block_size, "--block-size")
+    drafts = line.speculative_tokens if lookahead is None else lines.parse_count(lookahead, "--lookahead", least=0)
+    ranks = None if cp_size is None else lines.parse_count(cp_size, "--cp-size")
+    versions = _kernel_versions(kernels)
     answers = []
-    for name in named:
-        release, assumed = find_release(engine, None if launch else name)
-        if launch and release.engine != "vllm":
+    named: list[str | None] = [*_split(backend)]
+    for name in named or [line.backend]:
+        release, assumed = find_release(engine, None if words else name)
+        if words and release.engine != "vllm":
             raise ArgumentError(
                 f"the launch line starts vLLM, not {release.engine}", remedy="give --engine vllm==VERSION"
             )
@@ -104,21 +105,28 @@ def command(
                 release=release,
                 backend=name,
                 max_model_len=length,
-                block_size=block_size or line.block_size,
-                cp_size=cp_size or _ranks(line, release),
+                block_size=block,
+                cp_size=ranks or _ranks(line, release),
                 cp_interleave=line.interleave,
-                lookahead=line.speculative_tokens if lookahead is None else lookahead,
+                lookahead=drafts,
                 kernels=versions,
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
         answers.append(_without_backend(answer, line) if name is None else answer)
-    _show_json(answers) if as_json else _show(answers)
+    if as_json:
+        print(_as_json(answers))  # noqa: T201 - a command's output
+    else:
+        print_rows([row for answer in answers for row in _rows(answer)])
     return _EXIT[worst(answers).verdict]
 
 
+def _split(names: Sequence[str]) -> list[str]:
+    return [name.strip() for one in names for name in one.split(",") if name.strip()]
+
+
 def _kernel_versions(specs: Sequence[str]) -> dict[str, str]:
-    releases = [resolve_engine(spec) for one in specs for spec in one.split(",")]
+    releases = [resolve_engine(spec) for spec in _split(specs)]
     return {release.engine: release.version for release in releases}
 
 
@@ -146,47 +154,23 @@ def _without_backend(answer: Judgement, line: lines.Launch) -> Judgement:
     return replace(answer, missing=(f"backend (--backend): {why}", *answer.missing[1:]))
 
 
-def _show_json(answers: Sequence[Judgement]) -> None:
+def _as_json(answers: Sequence[Judgement]) -> str:
     objects = [asdict(answer) | {"error": answer.error or None} for answer in answers]
-    result = objects[answers.index(worst(answers))]
-    if len(objects) > 1:
-        result = result | {"judgements": objects}
-    typer.echo(json.dumps(result, ensure_ascii=False))
+    deciding = objects[answers.index(worst(answers))]
+    return json.dumps(deciding if len(objects) == 1 else deciding | {"judgements": objects}, ensure_ascii=False)
 
 
-def _show(answers: Sequence[Judgement]) -> None:
-    """Print whole lines where nobody watches, and a wrapped and coloured table on a terminal."""
-    if not sys.stdout.isatty():
-        for answer in answers:
-            first, *more = _lines(answer)
-            typer.echo(f"{_LABEL[answer.verdict]:<10} {first}")
-            for line in more:
-                typer.echo(f"{'':<10} {line}")
-        return
-    from rich.console import Console  # noqa: PLC0415 - a pipe gets plain text
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table.grid(padding=(0, 2))
-    for answer in answers:
-        first, *more = _lines(answer)
-        table.add_row(Text(_LABEL[answer.verdict], style=f"bold {_COLOUR[answer.verdict]}"), Text(first))
-        for line in more:
-            table.add_row("", Text(line))
-    Console().print(table)
-
-
-def _lines(answer: Judgement) -> Iterator[str]:
-    yield answer.reason
+def _rows(answer: Judgement) -> Iterator[Row]:
+    yield Row(_LABEL[answer.verdict], answer.reason, _COLOUR[answer.verdict])
     for missing in answer.missing:
-        yield f"missing: {missing}"
+        yield Row("", f"missing: {missing}")
     if answer.error:
-        yield f"the server would stop with: {answer.error}"
+        yield Row("", f"the server would stop with: {answer.error}")
     if answer.ways_out:
-        yield f"ways out, each checked: {' · '.join(answer.ways_out)}"
+        yield Row("", f"ways out, each checked: {' · '.join(answer.ways_out)}")
     elif answer.verdict == "refused":
-        yield "no way out was found by changing one setting"
+        yield Row("", "no way out was found by changing one setting")
     if answer.padding:
-        yield f"padding: {answer.padding} of {answer.kernel_width} kernel blocks per row"
+        yield Row("", f"padding: {answer.padding} of {answer.kernel_width} kernel blocks per row")
     if answer.assumed:
-        yield f"assumed: {'; '.join(answer.assumed)}"
+        yield Row("", f"assumed: {'; '.join(answer.assumed)}")

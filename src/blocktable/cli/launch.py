@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from blocktable.errors import ArgumentError
 
-__all__ = ["Launch", "Length", "parse_length", "read_launch"]
+__all__ = ["Launch", "Length", "parse_count", "parse_length", "read_launch"]
 
 Length: TypeAlias = int | Literal["auto"] | None
 
@@ -129,21 +129,35 @@ def parse_length(text: str, name: str = "--max-model-len") -> int | Literal["aut
         return "auto"
     match = re.fullmatch(r"(\d+)(\.\d+)?([kmgtKMGT])", text)
     if not match:
-        number = _whole(text, name)
-    else:
-        whole, fraction, unit = match.groups()
-        power = "kmgt".index(unit.lower()) + 1
-        if unit.islower():
-            number = int(float(whole + (fraction or "")) * 1000**power)  # in floats, as vLLM does
-        elif fraction:
-            raise ArgumentError(
-                f"{name} {text}: {unit} counts in 1024 and takes no fraction",
-                values={name: text},
-                remedy=f"write {whole}{fraction}{unit.lower()}, or a whole number of {unit}",
-            )
-        else:
-            number = int(whole) * 1024**power
-    return _positive(number, name)
+        return parse_count(text, name)
+    whole, fraction, unit = match.groups()
+    power = "kmgt".index(unit.lower()) + 1
+    if unit.islower():
+        # In floats, as vLLM does.
+        return parse_count(str(int(float(whole + (fraction or "")) * 1000**power)), name)
+    if fraction:
+        raise ArgumentError(
+            f"{name} {text}: {unit} counts in 1024 and takes no fraction",
+            values={name: text},
+            remedy=f"write {whole}{fraction}{unit.lower()}, or a whole number of {unit}",
+        )
+    return parse_count(str(int(whole) * 1024**power), name)
+
+
+def parse_count(text: str, name: str, *, least: int = 1) -> int:
+    """Read a whole number of at least ``least``.
+
+    >>> parse_count("32", "--block-size")
+    32
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise ArgumentError(f"{name} must be a whole number, got {text!r}", values={name: text}) from None
+    if number < least:
+        bound = "positive" if least == 1 else f"at least {least}"
+        raise ArgumentError(f"{name} must be {bound}, got {number}", values={name: number})
+    return number
 
 
 def _split_words(words: Sequence[str]) -> list[str]:
@@ -190,6 +204,11 @@ def _server_arguments(command: list[str]) -> list[str]:
         for index, word in enumerate(rest):
             if word.endswith(tuple(f"{module.replace('.', '/')}.py" for module in _MODULES)):
                 return rest[index + 1 :]
+    if " " in program and rest:
+        raise ArgumentError(
+            f"words follow a launch line given as one string: {shlex.join(rest)}",
+            remedy="put the options of this command before the line",
+        )
     shown = shlex.join(command[:3]) or "an empty line"
     raise ArgumentError(
         f"{shown} does not start a server that this command knows",
@@ -338,18 +357,4 @@ def _backend(name: object) -> str | None:
 
 
 def _size(flags: Mapping[str, str], flag: str, default: Any) -> Any:
-    name = "--" + flag.replace("_", "-")
-    return _positive(_whole(flags[flag], name), name) if flag in flags else default
-
-
-def _whole(text: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ArgumentError(f"{name} must be a whole number, got {text!r}", values={name: text}) from None
-
-
-def _positive(number: int, name: str) -> int:
-    if number < 1:
-        raise ArgumentError(f"{name} must be positive, got {number}", values={name: number})
-    return number
+    return parse_count(flags[flag], "--" + flag.replace("_", "-")) if flag in flags else default

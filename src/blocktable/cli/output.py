@@ -1,0 +1,37 @@
+"""Print labelled lines: whole and plain where nobody watches, wrapped and coloured on a terminal."""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Row", "print_rows"]
+
+
+class Row(NamedTuple):
+    """A line with its label; ``style`` is a colour for the label on a terminal."""
+
+    label: str
+    text: str
+    style: str = ""
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print rows with their texts below one another; a pipe gets every line whole.
+
+    >>> print_rows([Row("refused", "295 columns"), Row("", "ways out: none")])
+    refused  295 columns
+             ways out: none
+    """
+    if not sys.stdout.isatty():
+        width = max(len(row.label) for row in rows)
+        for row in rows:
+            print(f"{row.label:<{width}}  {row.text}")  # noqa: T201 - a command's output
+        return
+    from rich.console import Console  # noqa: PLC0415 - a pipe does without
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(Text(row.label, style=f"bold {row.style}".strip()), Text(row.text))
+    Console().print(table)
