@@ -1,5 +1,6 @@
 """`Contract`: what one attention backend demands of its block table, as one frozen record.
 
+>>> from blocktable import TokenMultiple
 >>> contract = Contract("MY_MLA", kernel_block_sizes=(32, 64), width_rule=TokenMultiple(128))
 >>> contract.check_table((8, 296), 32)
 >>> contract.check_table((8, 295), 32)

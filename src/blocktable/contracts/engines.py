@@ -7,9 +7,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktable.errors import ArgumentError, UnknownName
@@ -31,17 +29,21 @@ __all__ = [
     "unknown",
 ]
 
-_DATA = Path(__file__).parent
-
 
 @cache
+def _data_files() -> dict[str, Any]:
+    from pathlib import Path  # noqa: PLC0415 - planning without names reads no file
+
+    return {file.stem: file for file in sorted(Path(__file__).parent.glob("*.toml"))}
+
+
 def known_engines() -> tuple[str, ...]:
     """Return the engines of the catalogue, sorted.
 
     >>> known_engines()
     ('flashinfer', 'vllm')
     """
-    return tuple(sorted(file.stem for file in _DATA.glob("*.toml")))
+    return tuple(_data_files())
 
 
 def known_versions(engine: str) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def catalogue(engine: str) -> "Catalogue":
     """Read an engine's data file, once."""
     from blocktable.contracts.catalogue import read_catalogue  # noqa: PLC0415 - msgspec and the data load on first use
 
-    file = _DATA / f"{engine}.toml"
+    file = _data_files()[engine]
     return read_catalogue(file.read_text(encoding="utf-8"), file.name)
 
 
@@ -143,6 +145,8 @@ def fold(name: str) -> str:
 
 def unknown(what: str, name: str, known: Iterable[str], context: str = "") -> UnknownName:
     """Return the error for a name that is not known, naming the nearest known ones."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
+
     names = tuple(known)
     by_fold = {fold(one): one for one in names}
     near = tuple(by_fold[one] for one in get_close_matches(fold(name), by_fold, n=3, cutoff=0.5)) or names[:8]
