@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # The same examples on every run, so that a red build is red again; `long` looks for new ones.
 settings.register_profile(
@@ -18,4 +18,6 @@ settings.register_profile("plain", settings.get_profile("default"), max_examples
 settings.register_profile(
     "long", settings.get_profile("default"), max_examples=5000, stateful_step_count=80, derandomize=False
 )
+# Planted faults need finding, not explaining: no time is spent on the smallest example.
+settings.register_profile("mutants", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
