@@ -35,9 +35,6 @@ Verdict = Literal["refused", "unknown", "accepted"]
 
 _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
 _MOST_BACKENDS = 3  # named as a way out
-# Block sizes that vLLM takes by itself where its general rule says otherwise: B12X prefers its larger page, and the CPU
-# platform sets 128 before it knows the backend. Read in vLLM 0.19.1 and 0.32.0 (b12x.py, platforms/cpu.py).
-_PREFERRED: Mapping[str, int] = {"B12X": 128, "CPU_ATTN": 128}
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,9 @@ def find_release(spec: str | None, backend: str | None = None) -> tuple[Release,
     if backend is not None:
         try:
             get_contract(backend, engine=release.engine, version=release.version)
-        except UnknownName:
+        except UnknownName as error:
+            if _unread(error):
+                return release, (f"{release}, {why}",)
             home = get_contract(backend).engine
             if home == release.engine:
                 raise
@@ -125,6 +124,11 @@ def find_release(spec: str | None, backend: str | None = None) -> tuple[Release,
                 return (newest := resolve_engine(home)), (f"{newest}, the newest in the catalogue",)
             return _stranger(home), (f"the width that the tokens need, since the catalogue does not know {home}",)
     return release, (f"{release}, {why}",)
+
+
+def _unread(error: UnknownName) -> bool:
+    """Whether the backend exists in that release, only that its rule is not in the catalogue."""
+    return error.values.get("what") == "rule"
 
 
 def _stranger(engine: str) -> Release:
@@ -161,7 +165,14 @@ def _judge(launch: Launch) -> Judgement:
     if launch.backend is None:
         missing = ("backend (--backend): none is named, nor a GPU and a model to choose one", *_missing_length(launch))
         return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
-    contract = _contract(launch)
+    try:
+        contract = _contract(launch)
+    except UnknownName as error:
+        if not _unread(error):
+            raise
+        name = str(error.values["name"])
+        missing = (f"rule: what {name} demands of its table, which nobody has read", *_missing_length(launch))
+        return replace(answer, backend=name, missing=missing, reason=error.message)
     block = launch.block_size or _own_block_size(release, contract)
     answer = replace(
         answer, backend=contract.name, block_size=block, assumed=tuple(_assumptions(launch, contract, block))
@@ -188,7 +199,10 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
         return replace(answer, missing=missing, reason="the width of a row follows from the longest request")
     answer = replace(answer, width=geometry.width, kernel_width=geometry.kernel_width, padding=geometry.padding)
     allocates = _allocates(launch.release, geometry)
+    widths = contract.widths(geometry.kernel_block_size, geometry.max_seq_len)
     demand = contract.width_rule.describe(geometry.kernel_block_size, geometry.max_seq_len)
+    if widths.multiple == 1 and widths.low <= 1 and widths.high is None:
+        demand = "any width"  # a multiple of one, say
     try:
         geometry.check((1, geometry.kernel_width))
     except ContractError as error:
@@ -229,7 +243,7 @@ def _geometry(launch: Launch, contract: Contract, block: int) -> Geometry:
 
 
 def _refused(answer: Judgement, reason: str, error: str = "") -> Judgement:
-    return replace(answer, verdict="refused", reason=reason, error=error or reason)
+    return replace(answer, verdict="refused", reason=reason, error=error)
 
 
 def _allocates(release: Release, geometry: Geometry) -> str:
@@ -244,34 +258,31 @@ def _allocates(release: Release, geometry: Geometry) -> str:
 def _own_block_size(release: Release, contract: Contract) -> int | None:
     """Return the block size that the release takes when none is given.
 
-    vLLM keeps its default where the backend takes a multiple of one of its sizes, and else takes the smallest of them
-    (AttentionBackend.get_preferred_block_size).
+    For a contract that does not say, by vLLM's rule: its default where the backend takes a multiple of one of its sizes,
+    and else the smallest of them (AttentionBackend.get_preferred_block_size).
     """
-    if release.engine != "vllm":
-        return release.default_block_size
-    if contract.name in _PREFERRED:
-        return _PREFERRED[contract.name]
     default = release.default_block_size
-    sizes = [
-        size.base if isinstance(size, MultipleOf) else size
-        for size in contract.manager_block_sizes or contract.kernel_block_sizes
-    ]
-    if default is None or not sizes or any(default % size == 0 for size in sizes):
-        return default
-    return min(sizes)
+    if default is None or contract.default_block_size is not None:
+        return contract.default_block_size if default else None
+    sizes = _listed_sizes(contract.manager_block_sizes or contract.kernel_block_sizes)
+    return default if not sizes or any(default % size == 0 for size in sizes) else min(sizes)
+
+
+def _listed_sizes(sizes: Sequence[int | MultipleOf]) -> set[int]:
+    return {size.base if isinstance(size, MultipleOf) else size for size in sizes}
 
 
 def _block_error(release: Release, contract: Contract, block: int) -> str:
     """Return what the server says about a block size that the backend does not take."""
-    if release.engine == "vllm" and "cpu" in contract.hardware:
-        return f"ValueError: No common block size for {block}"
-    if release.engine == "vllm":
+    if release.engine == "vllm" and "cpu" not in contract.hardware:
+        # Said before any kernel is asked (get_attn_backend_cls in platforms/cuda.py, all releases from 0.19.0 on).
         name = f"AttentionBackendEnum.{contract.name}"
         return f"ValueError: Selected backend {name} is not valid for this configuration. Reason: ['block_size not supported']"
     try:
         contract.check_table((1, 128), block, max_seq_len=128 * block)
     except ContractError as error:
-        return _kernel_text(error)
+        if error.values.get("raised"):
+            return _kernel_text(error)
     return ""
 
 
@@ -290,6 +301,9 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Itera
         yield f"block size {block}, which {release} takes by itself for {contract.name}"
     if release.extrapolated:
         yield f"{release} behaves as {release.data_version}, the newest in the catalogue"
+    for kernel, version in release.requires.items():
+        if f"; {kernel}: " in contract.source and kernel not in launch.kernels:
+            yield f"{kernel} {version}, which {release} pins"
     if contract.evidence == "carried":
         yield f"the rule of {contract.name} is carried over from a near release; it was not read in {release}"
     if release.evidence == "carried":
@@ -299,6 +313,7 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Itera
 def _ways_out(launch: Launch, answer: Judgement) -> Iterator[str]:
     """Yield changes to the launch, each judged again and accepted."""
     contract = _contract(launch)
+    launch = replace(launch, backend=contract.name)  # without an engine or a version of its own
     if answer.kernel_width is not None and answer.block_size is not None:
         yield from _lengths(launch, _geometry(launch, contract, answer.block_size))
     yield from _block_sizes(launch, contract, answer.block_size or 0)
@@ -333,15 +348,9 @@ def _lengths(launch: Launch, geometry: Geometry) -> Iterator[str]:
 
 
 def _block_sizes(launch: Launch, contract: Contract, block: int) -> Iterator[str]:
-    listed = {
-        size.base if isinstance(size, MultipleOf) else size
-        for size in (*contract.kernel_block_sizes, *contract.manager_block_sizes)
-    }
-    near = sorted(
-        ({16, 32, 64, 128, 256} | listed) - {block},
-        key=lambda size: (max(size, block) / max(min(size, block), 1), -size),
-    )
-    for size in near:
+    """Yield the accepted block size nearest to the one refused, the larger of two that are equally near."""
+    sizes = {16, 32, 64, 128, 256} | _listed_sizes((*contract.kernel_block_sizes, *contract.manager_block_sizes))
+    for size in sorted(sizes - {block}, key=lambda size: (max(size, block) / max(min(size, block), 1), -size)):
         if _accepted(replace(launch, block_size=size)):
             yield f"--block-size {size}"
             return

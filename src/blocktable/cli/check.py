@@ -17,9 +17,6 @@ __all__ = ["command", "options"]
 _EXIT: Final[Mapping[str, int]] = {"accepted": 0, "refused": 1, "unknown": 3}
 _LABEL: Final[Mapping[str, str]] = {"accepted": "accepted", "refused": "refused", "unknown": "not known"}
 _COLOUR: Final[Mapping[str, str]] = {"accepted": "green", "refused": "red", "unknown": "yellow"}
-# Up to vLLM 0.25.1 prefill context parallelism splits the rows too (v1/worker/block_table.py); from 0.26.0 only that of
-# the decode does (v1/kv_cache_interface.py).
-_PREFILL_SPLITS_BEFORE: Final = (0, 26)
 
 
 def options(parser: ArgumentParser) -> None:
@@ -131,10 +128,7 @@ def _kernel_versions(specs: Sequence[str]) -> dict[str, str]:
 
 
 def _ranks(line: lines.Launch, release: Release) -> int:
-    from packaging.version import Version  # noqa: PLC0415 - the catalogue has loaded it already
-
-    splits = Version(release.data_version).release < _PREFILL_SPLITS_BEFORE
-    return line.decode_context_parallel * (line.prefill_context_parallel if splits else 1)
+    return line.decode_context_parallel * (line.prefill_context_parallel if release.prefill_ranks_divide else 1)
 
 
 def _wanted(line: lines.Launch) -> Iterator[str]:

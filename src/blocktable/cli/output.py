@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Row", "print_rows"]
+__all__ = ["Row", "print_columns", "print_rows"]
 
 
 class Row(NamedTuple):
@@ -35,3 +35,26 @@ def print_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         table.add_row(Text(row.label, style=f"bold {row.style}".strip()), Text(row.text))
     Console().print(table)
+
+
+def print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Print a table whose first line is its header.
+
+    >>> print_columns([("BACKEND", "WIDTH"), ("TRITON_MLA", "AnyWidth")])
+    BACKEND     WIDTH
+    TRITON_MLA  AnyWidth
+    """
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())  # noqa: T201
+        return
+    from rich.console import Console  # noqa: PLC0415 - a pipe does without
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in lines[0]:
+        table.add_column(name, overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*line)
+    Console(markup=False).print(table)
