@@ -61,3 +61,17 @@ def _refused(name: str, what: str) -> ArgumentError:
         values={"name": name, "got": what},
         remedy=f"pass {name} as integers, one per entry",
     )
+
+
+def as_count(value: Any, name: str, low: int, high: int, *, law: str = "") -> int:
+    """Return a whole number within low..high; bools, floats and strings are refused, NumPy integers are not."""
+    if type(value) is int or isinstance(value, np.integer):
+        number = int(value)
+        if low <= number <= high:
+            return number
+    raise ArgumentError(
+        f"{name} must be an integer in {low}..{high}, got {value!r}",
+        law=law,
+        values={name: value, "low": low, "high": high},
+        remedy=f"pass {name} as an integer in that range",
+    )

@@ -1,7 +1,7 @@
 """From the code that a compiled loop returned to the error that a user reads."""
 
 from blocktable import _kernels as k
-from blocktable.errors import ArgumentError, BlockTableError
+from blocktable.errors import ArgumentError, BlockTableError, DeltaError
 
 
 def fault(code: int, verb: str, info: k.I64) -> BlockTableError:
@@ -47,4 +47,6 @@ def fault(code: int, verb: str, info: k.I64) -> BlockTableError:
                 f"{verb}: span {index} (group {group}, row {row}) reaches {value}, the limit is {limit}",
             )
             remedy = "start the replica from a snapshot"
+    if verb == "apply":
+        return DeltaError(message, law="L11", values=values, remedy="start the replica from a snapshot")
     return ArgumentError(message, law=law, values=values, remedy=remedy)

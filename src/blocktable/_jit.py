@@ -11,8 +11,8 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-i32 = numba.int32
-i64 = numba.int64
+i32: Any = numba.int32
+i64: Any = numba.int64
 nothing = numba.void
 
 

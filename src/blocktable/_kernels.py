@@ -474,14 +474,12 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
             low = first = i64(-1)  # `first` is the first slot of the column that begins at position `low`
             for t in range(starts[i], starts[i + 1]):
                 position = positions[t]
-                offset = position - low
-                if low < 0 or offset < 0 or offset >= span:
-                    if position < 0:
-                        out[group, t] = -1
-                        continue
+                if position < 0:
+                    out[group, t] = -1
+                    continue
+                if low < 0 or position < low or position - low >= span:
                     column = position // span
                     low = column * span
-                    offset = position - low
                     if kind == RING:
                         column = 0
                     first = -1
@@ -490,7 +488,7 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
                 if first <= 0:  # past the live blocks, or a null block
                     out[group, t] = -1
                 else:
-                    out[group, t] = owned(first, offset, chunk, ranks, rank)
+                    out[group, t] = owned(first, position - low, chunk, ranks, rank)
         for t in range(tokens, out.shape[1]):
             out[group, t] = -1
     return OK

@@ -3,12 +3,12 @@
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blocktable.errors import DeltaError
+from blocktable.errors import ArgumentError, DeltaError
 
 _MAGIC = b"BTd1"
 _HEADER = struct.Struct("<4sIQQIIII")  # magic, checksum of the rest, seq, origin, layout, spans, values, copies
@@ -47,9 +47,14 @@ class Delta:
 
     def __post_init__(self) -> None:
         """Seal the arrays."""
-        self.spans.setflags(write=False)
-        self.values.setflags(write=False)
-        self.copies.setflags(write=False)
+        try:
+            self.spans.setflags(write=False)
+            self.values.setflags(write=False)
+            self.copies.setflags(write=False)
+        except AttributeError:
+            raise ArgumentError(
+                "a delta is made of int32 arrays", remedy="take it from commit() or from_bytes"
+            ) from None
 
     def __eq__(self, other: object) -> bool:
         """Compare by content, bit for bit."""
@@ -78,7 +83,7 @@ class Delta:
         Traceback (most recent call last):
         blocktable.errors.DeltaError: 4 bytes are no delta: the header alone has 40; send it again [L11]
         """
-        view = memoryview(data)
+        view = as_view(data)
         if len(view) < _HEADER.size:
             raise damaged(f"{len(view)} bytes are no delta: the header alone has {_HEADER.size}")
         magic, checksum, seq, origin, layout, spans, values, copies = _HEADER.unpack_from(view)
@@ -109,6 +114,16 @@ class Delta:
             raise damaged("a span reaches past the values")
         if (self.values < 0).any() or (self.copies[:, 0] < 0).any() or (self.copies[:, 1:] < 1).any():
             raise damaged("a value or a copy is no block id")
+
+
+def as_view(data: Any) -> memoryview:
+    """Return bytes as a flat view; what is no bytes at all is an argument error."""
+    try:
+        return memoryview(data).cast("B")
+    except TypeError:
+        raise ArgumentError(
+            f"expected bytes, got {type(data).__name__}", remedy="pass what to_bytes() or snapshot() returned"
+        ) from None
 
 
 def damaged(message: str) -> DeltaError:

@@ -7,7 +7,7 @@ import numpy as np
 from blocktable import _kernels as k
 from blocktable._apply import apply
 from blocktable.delta import Delta
-from blocktable.errors import DeltaError
+from blocktable.errors import ArgumentError, DeltaError
 from blocktable.groups import as_groups
 from blocktable.snapshot import pack, unpack
 from blocktable.state import Shape, TableState
@@ -17,7 +17,8 @@ class Replica(TableState):
     """Tables that follow those of another process, bit for bit: ``tables`` and ``slot_mapping`` as on the host.
 
     A delta that repeats, skips, or belongs to tables of another shape raises DeltaError and changes nothing; then start
-    again with ``Replica.from_snapshot(host.snapshot())``.
+    again with ``Replica.from_snapshot(host.snapshot())``. Every span is looked at before the first is written; that a
+    delta made by hand leaves a lawful table is for ``check()`` to say.
 
     >>> import blocktable
     >>> groups = [blocktable.plan(max_model_len=64, block_size=16)]
@@ -40,6 +41,10 @@ class Replica(TableState):
 
     def apply(self, delta: Delta) -> None:
         """Take over the changes of one commit; cost: one pass over its spans and values."""
+        if not isinstance(delta, Delta):
+            raise ArgumentError(
+                f"apply takes a Delta, got {type(delta).__name__}", law="L11", remedy="read bytes with Delta.from_bytes"
+            )
         if delta.layout != self.layout:
             raise _refused(f"delta {delta.seq} belongs to tables of another shape", delta, self.seq)
         if self._seq is None and delta.seq != delta.origin + 1:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktable import _kernels as k
-from blocktable.delta import damaged
+from blocktable.delta import as_view, damaged
 
 if TYPE_CHECKING:
     from blocktable.state import TableState
@@ -47,7 +47,7 @@ def pack(tables: "TableState", seq: int, origin: int) -> bytes:
 
 def unpack(data: bytes) -> Snapshot:
     """Read a snapshot; bytes that are truncated, altered or out of range raise DeltaError."""
-    view = memoryview(data)
+    view = as_view(data)
     if len(view) < _HEADER.size:
         raise damaged(f"{len(view)} bytes are no snapshot: the header alone has {_HEADER.size}")
     magic, checksum, seq, origin, groups, rows, live = _HEADER.unpack_from(view)

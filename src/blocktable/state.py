@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktable import _kernels as k
-from blocktable._arrays import as_int64
+from blocktable._arrays import as_count, as_int64
 from blocktable._faults import fault
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
+
+MOST = 2**31 - 1  # rows, and tokens of one step
 
 
 class Shape(NamedTuple):
@@ -92,13 +94,16 @@ class TableState:
 
     def _allocate(self, shapes: tuple[Shape, ...], max_rows: int, num_blocks: int | None) -> None:
         info = np.zeros((len(shapes) + 1, k.INFO_FIELDS), np.int64)
-        info[-1, k.ROWS] = _positive(max_rows, "max_rows")
+        max_rows = as_count(max_rows, "max_rows", 1, MOST)
+        if num_blocks is not None:
+            num_blocks = as_count(num_blocks, "num_blocks", 1, 2**31, law="L3")
+        info[-1, k.ROWS] = max_rows
         total = 0
         for g, shape in enumerate(shapes):
             ratio = shape.block_size // shape.kernel_block_size
             limit = 2**31 // ratio  # kernel ids are int32
             if num_blocks is not None:
-                if _positive(num_blocks, "num_blocks") > limit:
+                if num_blocks > limit:
                     raise ArgumentError(
                         f"{num_blocks} blocks split into {ratio} kernel blocks each overflow int32 ids",
                         law="L12",
@@ -172,33 +177,24 @@ class TableState:
                 values={"rows": wanted.size, "offsets": starts.size},
                 remedy="pass the running sum of the rows' token counts, with a leading 0",
             )
-        if not 0 <= cp_rank < self._ranks:
-            raise ArgumentError(
-                f"slot_mapping: rank {cp_rank} is outside 0..{self._ranks - 1}",
-                law="L13",
-                values={"cp_rank": cp_rank, "cp_size": self._ranks},
-                remedy="pass this process's rank in its context-parallel group",
-            )
-        if padded is None:
-            padded = int(starts[-1]) if out is None else out.shape[-1]
-        if padded < starts[-1]:
-            raise ArgumentError(
-                f"slot_mapping: {starts[-1]} tokens do not fit padded={padded}",
-                law="L6",
-                values={"tokens": int(starts[-1]), "padded": padded},
-                remedy="pad to at least the number of tokens",
-            )
-        shape = (len(self.shapes), padded)
+        rank = as_count(cp_rank, "cp_rank", 0, self._ranks - 1, law="L13")
+        tokens = as_count(starts[-1], "query_start_loc[-1]", 0, MOST, law="L7")
+        if out is not None:
+            length = _length(out, len(self.shapes)) if padded is None else padded
+        else:
+            length = tokens if padded is None else padded
+        length = as_count(length, "padded", tokens, MOST, law="L6")
+        shape = (len(self.shapes), length)
         if out is None:
             out = np.empty(shape, np.int64)
-        elif out.shape != shape or out.dtype != np.int64 or not out.flags.carray:
+        elif _length(out, len(self.shapes)) != length or out.dtype != np.int64 or not out.flags.carray:
             raise ArgumentError(
-                f"slot_mapping: out must be contiguous int64 {shape}, got {out.dtype} {out.shape}",
+                f"slot_mapping: out must be a contiguous int64 array {shape}, got {out.dtype} {out.shape}",
                 law="L7",
                 values={"want": shape, "got": out.shape},
                 remedy="leave out away, or make it with np.empty(shape, np.int64)",
             )
-        self._run("slot_mapping", k.slots, wanted, starts, where, cp_rank, out)
+        self._run("slot_mapping", k.slots, wanted, starts, where, rank, out)
         return out
 
     def check(self) -> None:
@@ -269,14 +265,16 @@ def busy(verb: str) -> ConcurrentUse:
     )
 
 
-def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 < value < 2**31:
+def _length(out: Any, groups: int) -> int:
+    """Return how many tokens ``out`` has room for, or refuse it."""
+    if not isinstance(out, np.ndarray) or out.ndim != 2 or out.shape[0] != groups:
         raise ArgumentError(
-            f"{name} must be an integer in 1..{2**31 - 1}, got {value!r}",
-            values={name: value},
-            remedy=f"pass the number of {name.removeprefix('max_').removeprefix('num_')}",
+            f"slot_mapping: out must be an int64 array [{groups}, tokens], got {type(out).__name__}",
+            law="L7",
+            values={"groups": groups, "got": getattr(out, "shape", None)},
+            remedy="leave out away, or make it with np.empty(shape, np.int64)",
         )
-    return int(value)
+    return int(out.shape[1])
 
 
 def _sealed(array: NDArray[np.int32]) -> NDArray[np.int32]:

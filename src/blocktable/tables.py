@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktable import _kernels as k
-from blocktable._arrays import as_int32, as_int64
+from blocktable._arrays import as_count, as_int32, as_int64
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
@@ -216,15 +216,7 @@ class BlockTables(TableState):
         return f"BlockTables(seq={self._seq}, pending rows={pending}, {', '.join(map(repr, self.tables))})"
 
     def _index(self, verb: str, group: Any) -> int:
-        if type(group) is int and 0 <= group < len(self.shapes):
-            return group
-        if not isinstance(group, np.integer) or not 0 <= group < len(self.shapes):
-            raise ArgumentError(
-                f"{verb}: there is no group {group!r}",
-                values={"group": group, "groups": len(self.shapes)},
-                remedy=f"use 0..{len(self.shapes) - 1}, or None for all",
-            )
-        return int(group)
+        return as_count(group, f"{verb}: group", 0, len(self.shapes) - 1)
 
     def _per_group(self, verb: str, parts: Any) -> Any:
         if not isinstance(parts, (tuple, list)) or len(parts) != len(self.shapes):
