@@ -11,12 +11,9 @@ blocktable.errors.ContractError: MY_MLA needs a multiple of 4 (128 tokens / 32),
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
-from blocktable._ints import align_up
 from blocktable.contracts.fields import (
-    FIELDS,
-    SCALAR_TYPES,
     Sizes,
     accepts,
     as_refusals,
@@ -24,13 +21,13 @@ from blocktable.contracts.fields import (
     as_sizes,
     as_strings,
     check_template,
-    describe_sizes,
     dimensions,
     dtype_name,
     one_of,
 )
+from blocktable.contracts.judging import Table, judge
 from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, positive_int
-from blocktable.errors import ArgumentError, ContractError
+from blocktable.errors import ArgumentError
 
 __all__ = ["Contract", "Evidence", "Layout", "OffsetType", "Strides", "Tail", "common_kernel_block"]
 
@@ -40,7 +37,6 @@ Tail = Literal["ignored", "in-range", "null"]
 OffsetType = Literal["int32", "int64"]
 Evidence = Literal["run", "read", "inferred", "carried"]
 
-_MAX_WIDTH = 2**31 - 1
 _ANY_WIDTH = AnyWidth()
 
 
@@ -132,8 +128,9 @@ class Contract:
             one_of(getattr(self, name), name, get_args(allowed))
         if self.min_width != 0:
             object.__setattr__(self, "min_width", positive_int(self.min_width, "min_width"))
-        for text in (self.error_text, *(text for _, text in self.refusals)):
-            check_template(text)
+        check_template(self.error_text, "error_text")
+        for _, text in self.refusals:
+            check_template(text, "refusals")
 
     @classmethod
     def from_backend(cls, backend: Any) -> "Contract":
@@ -209,115 +206,16 @@ class Contract:
         ...
         blocktable.errors.ContractError: ANY reads an int32 table, got int64
         """
-        dims = dimensions(shape)
-        size = block_size if type(block_size) is int and block_size > 0 else positive_int(block_size, "block_size")
-        if len(dims) != 2 and not (self.layout == "split" and len(dims) == 3 and dims[1] == 2):
-            wanted = "[B, W] or [B, 2, W]" if self.layout == "split" else "[B, W]"
-            self._refuse("layout", f"takes a table {wanted}, got shape {list(dims)}", dims, size, max_seq_len)
-        if self.width_first:
-            self._check_width(dims, size, max_seq_len)
-            self._check_block(dims, size, max_seq_len)
-        else:
-            self._check_block(dims, size, max_seq_len)
-            self._check_width(dims, size, max_seq_len)
-        if dtype != self.dtype and (given := dtype_name(dtype)) != self.dtype:
-            article = "an" if self.dtype.startswith("i") else "a"
-            text = f"reads {article} {self.dtype} table, got {given}"
-            self._refuse("dtype", text, dims, size, max_seq_len, dtype=given)
-        if strides is not None:
-            self._check_strides(dims, dimensions(strides, "strides"), size, max_seq_len)
-
-    def _check_block(self, dims: tuple[int, ...], size: int, max_seq_len: int | None) -> None:
-        if not accepts(self.kernel_block_sizes, size):
-            text = f"takes kernel blocks of {describe_sizes(self.kernel_block_sizes)} tokens, got {size}"
-            self._refuse("block_size", text, dims, size, max_seq_len)
-
-    def _check_width(self, dims: tuple[int, ...], size: int, max_seq_len: int | None) -> None:
-        width = dims[-1]
-        if width < self.min_width:
-            self._refuse("min_width", f"needs at least {self.min_width} columns, got {width}", dims, size, max_seq_len)
-        multiple, low, high = self.width_rule.widths(size, max_seq_len)
-        if width % multiple or width < low or (high is not None and width > high):
-            text = f"needs {self.width_rule.describe(size, max_seq_len)}, got {width} columns"
-            self._refuse("width", text, dims, size, max_seq_len)
-
-    def _check_strides(
-        self, dims: tuple[int, ...], strides: tuple[int, ...], size: int, max_seq_len: int | None
-    ) -> None:
-        if len(strides) != len(dims):
-            raise ArgumentError(
-                f"{len(strides)} strides for a table of {len(dims)} dimensions",
-                values={"shape": dims, "strides": strides},
-                remedy="give one stride per dimension, in elements",
-            )
-        if self.strides == "any":
-            return
-        if strides[-1] != 1:
-            text = f"takes columns side by side (stride 1), got strides {list(strides)}"
-            self._refuse("strides", text, dims, size, max_seq_len, strides=strides)
-        if self.strides == "compact":
-            expected = 1
-            for count, stride in zip(reversed(dims), reversed(strides), strict=True):
-                # A dimension of one element is never stepped over, so its stride cannot matter.
-                if stride != expected and count != 1:
-                    text = f"takes the width {dims[-1]} as the row stride, got strides {list(strides)}"
-                    self._refuse("strides", text, dims, size, max_seq_len, strides=strides)
-                expected *= count
-
-    def _refuse(
-        self, check: str, text: str, dims: tuple[int, ...], size: int, max_seq_len: int | None, **more: object
-    ) -> NoReturn:
-        width = dims[-1] if dims else 0
-        values: dict[str, object] = {
-            "contract": self.name,
-            "engine": self.engine,
-            "check": check,
-            "shape": dims,
-            "width": width,
-            "block_size": size,
-            "max_seq_len": max_seq_len,
-            "raised": "",
-            "where": self.where,
-        }
-        values.update(more)
-        if check == "width":
-            values["multiple"], values["min_width"], values["max_width"] = self.widths(size, max_seq_len)
-        raised, template = (self.raised, self.error_text) if check == "width" else self._refusal(check)
-        values["raised"] = raised
-        if template:
-            text = template.format(
-                **{name: values.get(name) for name in FIELDS}
-                | {"name": self.name, "block_num": width, "page_size": size, "batch": dims[0] if dims else 0}
-                | {"rank": len(dims), "min_width": values.get("min_width", self.min_width)}
-                | {"scalar_type": SCALAR_TYPES.get(str(values.get("dtype")), "Other")}
-            )
-        else:
-            text = f"{self.name} {text}"
-        raise ContractError(text, law="L1", values=values, remedy=self._remedy(check, width, size, max_seq_len))
-
-    def _refusal(self, check: str) -> tuple[str, str]:
-        for name, text in self.refusals:
-            if name == check:
-                raised, _, rest = text.partition(": ")
-                return raised, rest
-        return "", ""
-
-    def _remedy(self, check: str, width: int, size: int, max_seq_len: int | None) -> str:
-        if check == "block_size":
-            return f"use a kernel block of {describe_sizes(self.kernel_block_sizes)} tokens"
-        if check not in ("width", "min_width"):
-            return {
-                "layout": "pass the table in the layout that the contract names",
-                "dtype": f"keep the table in {self.dtype}",
-                "strides": "pass a contiguous copy",
-            }[check]
-        multiple, low, high = self.widths(size, max_seq_len)
-        nearest = align_up(max(width, low), multiple)
-        if high is not None and nearest > high:
-            nearest = high // multiple * multiple
-        if low <= nearest <= _MAX_WIDTH:
-            return f"allocate {nearest} columns"
-        return f"use another block size: no table of {size}-token blocks is accepted"
+        judge(
+            self,
+            Table(
+                shape=dimensions(shape),
+                block_size=positive_int(block_size, "block_size"),
+                max_seq_len=None if max_seq_len is None else positive_int(max_seq_len, "max_seq_len"),
+                dtype=dtype_name(dtype),
+                strides=None if strides is None else dimensions(strides, "strides"),
+            ),
+        )
 
 
 def common_kernel_block(manager_block: int, contracts: Iterable[Contract]) -> int | None:

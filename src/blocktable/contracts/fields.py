@@ -130,7 +130,7 @@ def one_of(value: object, name: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def check_template(text: str) -> None:
+def check_template(text: str, name: str) -> None:
     """Refuse an error text with braces that no value fills."""
     if "{" not in text and "}" not in text:
         return
@@ -139,11 +139,11 @@ def check_template(text: str) -> None:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
-        raise ArgumentError(f"error text {text!r} has unbalanced braces: {error}") from None
+        raise ArgumentError(f"{name} {text!r} has unbalanced braces: {error}") from None
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise ArgumentError(
-            f"error text {text!r} has no value for {{{unknown[0]}}}",
+            f"{name} {text!r} has no value for {{{unknown[0]}}}",
             values={"text": text, "fields": tuple(FIELDS)},
             remedy=f"use {', '.join(FIELDS)}, or double a literal brace",
         )
@@ -164,6 +164,8 @@ def dimensions(shape: Any, name: str = "shape") -> tuple[int, ...]:
 
 def dtype_name(dtype: object) -> str:
     """Return the name of a NumPy or torch dtype, or of a dtype given by name."""
+    if isinstance(dtype, str):
+        return dtype.removeprefix("torch.")
     # NumPy dtypes have a name, NumPy scalar types a __name__, torch dtypes print as "torch.int32".
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return str(name).removeprefix("torch.")

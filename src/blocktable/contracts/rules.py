@@ -40,6 +40,8 @@ _INT32_MAX = 2**31 - 1
 
 def positive_int(value: object, name: str) -> int:
     """Return value as an int of at least 1; bools, floats and strings are refused, NumPy integers are fine."""
+    if type(value) is int and 0 < value <= _INT32_MAX:
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(f"{name} must be a positive integer, got {value!r}", values={name: value})
     number = value.__index__()
