@@ -69,7 +69,7 @@ def test_a_file_is_read_with_releases_ascending():
     ("old", "new", "line", "entry", "field", "text"),
     [
         ("min_width = 1", 'min_width = "1"', 21, "[[backend]] 2", "min_width", "Expected `int`, got `str`"),
-        ("min_width = 1", "min_width = -1", 21, "[[backend]] 2", "min_width", "between 1 and"),
+        ("min_width = 1", "min_width = -1", 21, "[[backend]] 2", "min_width", "between 0 and"),
         ("min_width = 1", "min_widht = 1", 21, "[[backend]] 2", "min_widht", "unknown field"),
         ('name = "OLD"\n', "", 19, "[[backend]] 2", "name", "missing required field"),
         (

@@ -17,7 +17,7 @@ from blocktable import (
     get_contract,
     register,
 )
-from blocktable.contracts import known_engines, known_versions, list_contracts, resolve_engine
+from blocktable.contracts import known_engines, known_versions, list_contracts, plugins, resolve_engine
 
 
 def test_the_three_spellings_are_one():
@@ -184,7 +184,8 @@ def test_what_is_no_requirement_is_a_wrong_argument(spec):
         resolve_engine(spec)
 
 
-def test_a_registered_contract_is_found_first():
+def test_a_registered_contract_is_found_first(monkeypatch):
+    monkeypatch.setattr(plugins, "_registered", {})  # what a test registers, other tests must not find
     mine = Contract("TEST_REGISTERED", kernel_block_sizes=(64,), versions=">=2")
     register(mine)
     assert get_contract("test-registered") is mine

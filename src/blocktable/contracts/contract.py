@@ -26,7 +26,7 @@ from blocktable.contracts.fields import (
     one_of,
 )
 from blocktable.contracts.judging import Table, judge
-from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, positive_int
+from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, count
 from blocktable.errors import ArgumentError
 
 __all__ = ["Contract", "Evidence", "Layout", "OffsetType", "Strides", "Tail", "common_kernel_block"]
@@ -126,8 +126,9 @@ class Contract:
             ("evidence", Evidence),
         ):
             one_of(getattr(self, name), name, get_args(allowed))
-        if self.min_width != 0:
-            object.__setattr__(self, "min_width", positive_int(self.min_width, "min_width"))
+        object.__setattr__(self, "min_width", count(self.min_width, "min_width", least=0))
+        if self.default_block_size is not None:
+            object.__setattr__(self, "default_block_size", count(self.default_block_size, "default_block_size"))
         check_template(self.error_text, "error_text")
         for _, text in self.refusals:
             check_template(text, "refusals")
@@ -210,8 +211,8 @@ class Contract:
             self,
             Table(
                 shape=dimensions(shape),
-                block_size=positive_int(block_size, "block_size"),
-                max_seq_len=None if max_seq_len is None else positive_int(max_seq_len, "max_seq_len"),
+                block_size=count(block_size, "block_size"),
+                max_seq_len=None if max_seq_len is None else count(max_seq_len, "max_seq_len"),
                 dtype=dtype_name(dtype),
                 strides=None if strides is None else dimensions(strides, "strides"),
             ),

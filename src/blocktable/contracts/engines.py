@@ -70,7 +70,9 @@ def resolve_engine(spec: str) -> "Release":
 
 
 def _split_spec(spec: Any) -> tuple[str, str | None]:
-    if isinstance(spec, str) and (match := re.fullmatch(r"\s*([A-Za-z][\w.-]*)\s*(?:(?:==?|@)\s*([^\s=]\S*))?\s*", spec)):
+    if isinstance(spec, str) and (
+        match := re.fullmatch(r"\s*([A-Za-z][\w.-]*)\s*(?:(?:==?|@)\s*([^\s=]\S*))?\s*", spec)
+    ):
         return match[1], match[2]
     raise ArgumentError(
         f"{spec!r} names no release",

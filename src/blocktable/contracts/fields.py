@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
-from blocktable.contracts.rules import AnyWidth, MultipleOf, TokenMultiple, WidthRule, positive_int
+from blocktable.contracts.rules import AnyWidth, MultipleOf, TokenMultiple, WidthRule, count
 from blocktable.errors import ArgumentError
 
 __all__ = [
@@ -76,7 +76,7 @@ def as_sizes(value: Any, name: str) -> Sizes:
         elif hasattr(one, "base") and not hasattr(one, "__index__"):
             sizes.append(MultipleOf(one.base))
         else:
-            sizes.append(positive_int(one, name))
+            sizes.append(count(one, name))
     return tuple(sizes)
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from blocktable._ints import align_up, ceil_div
-from blocktable.contracts.rules import positive_int
+from blocktable.contracts.rules import count
 from blocktable.errors import ArgumentError
 
 __all__ = ["GroupKind", "Release", "WidthPolicy"]
@@ -61,13 +61,14 @@ class Release:
         """
         if kind not in _KINDS:
             raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}", values={"kind": kind})
-        tokens, block = positive_int(max_model_len, "max_model_len"), positive_int(block_size, "block_size")
+        tokens, block = count(max_model_len, "max_model_len"), count(block_size, "block_size")
+        ranks, drafts = count(cp_size, "cp_size"), count(lookahead, "lookahead", least=0)
         if kind == "ring":
             return 1
         if kind == "state":
-            blocks = ceil_div(tokens, block) + lookahead
+            blocks = ceil_div(tokens, block) + drafts
             return align_up(blocks, self.alignment(block)) if self.aligns_state else blocks
-        return align_up(ceil_div(tokens, block * positive_int(cp_size, "cp_size")), self.alignment(block))
+        return align_up(ceil_div(tokens, block * ranks), self.alignment(block))
 
     def alignment(self, block_size: int) -> int:
         """Return how many manager blocks an attention group's width is rounded up to, before any split into kernel blocks.

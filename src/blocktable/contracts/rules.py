@@ -28,9 +28,9 @@ __all__ = [
     "TokenMultiple",
     "WidthRule",
     "Widths",
+    "count",
     "parse_rule",
     "parse_size",
-    "positive_int",
 ]
 
 
@@ -38,16 +38,16 @@ _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
 
-def positive_int(value: object, name: str) -> int:
-    """Return value as an int of at least 1; bools, floats and strings are refused, NumPy integers are fine."""
-    if type(value) is int and 0 < value <= _INT32_MAX:
+def count(value: object, name: str, *, least: int = 1) -> int:
+    """Return value as an int of at least ``least``; bools, floats and strings are refused, NumPy integers are fine."""
+    if type(value) is int and least <= value <= _INT32_MAX:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{name} must be a positive integer, got {value!r}", values={name: value})
-    number = value.__index__()
-    if not 1 <= number <= _INT64_MAX:
-        raise ArgumentError(f"{name} must be between 1 and 2**63 - 1, got {number}", values={name: number})
-    return int(number)
+        raise ArgumentError(f"{name} must be an integer of at least {least}, got {value!r}", values={name: value})
+    number = int(value.__index__())
+    if not least <= number <= _INT64_MAX:
+        raise ArgumentError(f"{name} must be between {least} and 2**63 - 1, got {number}", values={name: number})
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class MultipleOf:
     base: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", positive_int(self.base, "base"))
+        object.__setattr__(self, "base", count(self.base, "base"))
 
     def accepts(self, size: int) -> bool:
         """Whether a block of ``size`` tokens is such a multiple."""
@@ -128,7 +128,7 @@ class TokenMultiple:
     tokens: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", positive_int(self.tokens, "tokens"))
+        object.__setattr__(self, "tokens", count(self.tokens, "tokens"))
 
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:  # noqa: ARG002 - one interface
         """Accept the multiples of tokens / gcd(tokens, block_size)."""
@@ -157,7 +157,7 @@ class FloatModulus:
     tokens: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", positive_int(self.tokens, "tokens"))
+        object.__setattr__(self, "tokens", count(self.tokens, "tokens"))
 
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:  # noqa: ARG002 - one interface
         """Accept the multiples of the numerator of tokens / block_size."""
@@ -251,11 +251,11 @@ def parse_rule(text: str) -> WidthRule:
     (TokenMultiple(tokens=128), AtMost())
     """
     match = re.fullmatch(r"(\w+)(?:\((\d*)\))?", text)
-    name, count = match.groups() if match else ("", None)
-    if name in _PLAIN and not count:
+    name, tokens = match.groups() if match else ("", None)
+    if name in _PLAIN and not tokens:
         return _PLAIN[name]()
-    if name in _COUNTED and count:
-        return _COUNTED[name](int(count))
+    if name in _COUNTED and tokens:
+        return _COUNTED[name](int(tokens))
     known = [*(f"{rule}(tokens)" for rule in _COUNTED), *_PLAIN]
     raise ArgumentError(
         f"unknown width rule {text!r}", values={"rule": text}, remedy=f"write one of {', '.join(known)}"
@@ -275,4 +275,4 @@ def parse_size(value: int | str) -> int | MultipleOf:
                 f"unknown block size {value!r}", values={"size": value}, remedy='write a number or "MultipleOf(n)"'
             )
         return MultipleOf(int(match[1]))
-    return positive_int(value, "block size")
+    return count(value, "block size")
