@@ -53,8 +53,8 @@ def print_columns(lines: Sequence[Sequence[str]]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in lines[0]:
-        table.add_column(name, overflow="fold")
+    for index, name in enumerate(lines[0]):
+        table.add_column(name, overflow="fold", no_wrap=index == 0)  # the first names the row
     for line in lines[1:]:
         table.add_row(*line)
     Console(markup=False).print(table)
