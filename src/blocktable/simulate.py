@@ -3,19 +3,21 @@
 Each step takes a fixed time, and idle time jumps to the next arrival. A step serves, within its budget of tokens, first
 the decodes, then the running prefill, then waiting requests in order of arrival, prompts in chunks. A waiting request
 starts when its whole prompt fits the free blocks. When blocks run out the youngest running request is preempted: it
-gives up its row, goes back to the head of the queue, and computes its prompt and what it had generated again; nothing
-is admitted in a step that preempted. The token that ends a request is never computed, so a request of p and o tokens
-fills p + o - 1 cells.
+gives up its row, goes back to the head of the queue, and computes its prompt and what it had generated again. The token
+that ends a request is never computed, so a request of p and o tokens fills p + o - 1 cells.
 
-Two facts follow, and the code below rests on them. Running requests are older than waiting ones: admission goes by
+Four facts follow, and the code below rests on them. Running requests are older than waiting ones: admission goes by
 arrival and preemption takes the youngest. At most one running request, the youngest, is still in its prompt: a prompt
-that does not finish has used up the budget.
+that does not finish has used up the budget. The decodes fit the budget: a request starts on tokens that they leave. Who
+is preempted does not start in the same step: what it gave up is short of what it needs.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,17 +205,14 @@ class Simulation:
 
     def _schedule(self) -> int:
         """Decide what runs; the scheduled requests are the first so many running ones, the result."""
-        preemptions = self._preemptions
-        budget = self.token_budget
-        decodes = self._schedule_decodes()
-        crossing = np.count_nonzero(self._computed[:decodes] == self._room[:decodes])
-        free = self._rows.pool.num_free - int(crossing)
+        decodes, free = self._keep_decodes()
         self._tokens[:decodes] = 1
-        budget -= decodes
+        budget = self.token_budget - decodes
         scheduled = decodes
         if budget and scheduled < self._running:  # the youngest, still in its prompt
             tokens = min(int(self._target[scheduled] - self._computed[scheduled]), budget)
-            needed = ceil_div(int(self._computed[scheduled]) + tokens - int(self._room[scheduled]), self._block_size)
+            end = int(self._computed[scheduled]) + tokens
+            needed = ceil_div(end - int(self._room[scheduled]), self._block_size)
             if needed > free:
                 self._preempt_youngest()
             else:
@@ -221,19 +220,18 @@ class Simulation:
                 budget -= tokens
                 free -= needed
                 scheduled += 1
-        if self._preemptions == preemptions:
-            scheduled += self._admit(budget, free)
-        return scheduled
+        return scheduled + self._admit(budget, free)
 
-    def _schedule_decodes(self) -> int:
-        """Preempt until the decodes within the budget have the blocks they need; return how many they are."""
+    def _keep_decodes(self) -> tuple[int, int]:
+        """Preempt until every decode has its block; return how many they are and the blocks that they leave free."""
         while True:
-            running = self._running
-            in_prompt = running and self._computed[running - 1] < self._target[running - 1]
-            decodes = min(running - int(in_prompt), self.token_budget)
-            free = self._rows.pool.num_free
-            if decodes <= free or np.count_nonzero(self._computed[:decodes] == self._room[:decodes]) <= free:
-                return decodes
+            last = self._running - 1
+            in_prompt = last >= 0 and self._computed[last] < self._target[last]
+            decodes = self._running - int(in_prompt)
+            needed = int(np.count_nonzero(self._computed[:decodes] == self._room[:decodes]))
+            free = self._rows.pool.num_free - needed
+            if free >= 0:
+                return decodes, free
             self._preempt_youngest()
 
     def _admit(self, budget: int, free: int) -> int:
@@ -352,8 +350,9 @@ class _Laws:
 def _check_limits(geometry: Geometry, num_blocks: int, max_rows: int, token_budget: int, step_ms: float) -> None:
     limits = {"num_blocks": num_blocks, "max_rows": max_rows, "token_budget": token_budget, "step_ms": step_ms}
     for name, value in limits.items():
-        if not 0 < value < math.inf:
-            raise ArgumentError(f"{name} is {value}", values={name: value}, remedy=f"{name} is positive")
+        kind = "number" if name == "step_ms" else "integer"
+        if not _is_positive(value, Real if kind == "number" else Integral):
+            raise ArgumentError(f"{name} is {value!r}", values={name: value}, remedy=f"{name} is a positive {kind}")
     if geometry.cp_size != 1:
         raise ArgumentError(
             f"cp_size is {geometry.cp_size}; a simulation drives one rank",
@@ -368,6 +367,10 @@ def _check_limits(geometry: Geometry, num_blocks: int, max_rows: int, token_budg
             values={"needed": geometry.min_blocks, "usable": num_blocks - 1, "largest": largest},
             remedy=f"num_blocks of at least {geometry.min_blocks + 1}, or max_model_len of at most {largest}",
         )
+
+
+def _is_positive(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(0 < value < math.inf)
 
 
 def _check_owners(array: NDArray[np.int32], num_blocks: NDArray[np.int32], references: Ints) -> None:
