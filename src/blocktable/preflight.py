@@ -23,9 +23,9 @@ from blocktable.contracts import (
     get_contract,
     known_engines,
     known_versions,
-    list_contracts,
     resolve_engine,
 )
+from blocktable.contracts.engines import catalogue
 from blocktable.errors import BlockTableError, ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan, ways_out
 
@@ -379,16 +379,21 @@ def _backends(launch: Launch, contract: Contract) -> Iterator[str]:
         return
     flag = "--attention-backend" if release.engine == "vllm" else "--backend"
     found = 0
-    for other in list_contracts(release.engine, version=release.version):
-        if other.name == contract.name or _family(other) != _family(contract) or not _covers(other, contract):
+    # The catalogue's own alone: looking for plugins, and importing them, would cost every refusal its half second.
+    read = catalogue(release.engine).records
+    for name in release.backends:
+        if name == contract.name or name not in read or _family(name) != _family(contract.name):
+            continue
+        other = get_contract(name, engine=release.engine, version=release.version, companions=launch.kernels)
+        if not _covers(other, contract):
             continue
         if found < _MOST_BACKENDS and _accepted(replace(launch, backend=other.name)):
             found += 1
             yield f"{flag} {other.name}"
 
 
-def _family(contract: Contract) -> tuple[bool, ...]:
-    return tuple(word in contract.name.upper() for word in ("MLA", "SPARSE", "CPU"))
+def _family(name: str) -> tuple[bool, ...]:
+    return tuple(word in name.upper() for word in ("MLA", "SPARSE", "CPU"))
 
 
 def _covers(other: Contract, contract: Contract) -> bool:
