@@ -104,7 +104,7 @@ def test_the_largest_ids_give_exact_slots(block: int, ratio: int) -> None:
     mirror = Replica([geometry], max_rows=1)
     mirror.apply(tables.commit())
     assert mirror.slot_mapping([0], [0, 3], [0, block - 1, 2 * block - 1]).tolist() == slots.tolist()
-    with pytest.raises(blocktable.ArgumentError, match="outside|does not fit"):
+    with pytest.raises(blocktable.ArgumentError, match=r"outside|does not fit"):
         tables.append([0], [0, 1], [largest + 1])
 
 

@@ -1,12 +1,13 @@
 """Host tables, deltas and replicas against the plain-Python model, in random sequences of calls, right and wrong ones."""
 
 import hashlib
+import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import assume, note
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -19,25 +20,29 @@ MAX_ROWS = 4
 KINDS = ("full", "window", "chunked", "state", "ring")
 
 
-@st.composite
-def groups(draw: st.DrawFn, kinds: tuple[str, ...] | None = None) -> list[Group]:
-    """One to three groups of any kinds, a few columns wide, split into kernel blocks, sharded over ranks."""
-    wanted = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3)) if kinds is None else list(kinds)
+Rng = random.Random
+
+# One number per call stands for all its arguments: drawing each of them from Hypothesis costs a hundred times the call.
+seeds = st.integers(0, 2**32 - 1).map(Rng)
+
+
+def groups(rng: Rng, kinds: list[str]) -> list[Group]:
+    """Groups a few columns wide, split into kernel blocks, sharded over ranks."""
     found = []
-    for kind in wanted:
-        kernel, ratio = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    for kind in kinds:
+        kernel, ratio = rng.randint(1, 4), rng.randint(1, 4)
         block = kernel * ratio
-        ranks = draw(st.integers(1, 3)) if kind != "state" else 1
-        rule = TokenMultiple(draw(st.integers(1, 5)) * kernel)  # pads rows, also to no whole number of manager blocks
+        ranks = rng.randint(1, 3) if kind != "state" else 1
+        rule = TokenMultiple(rng.randint(1, 5) * kernel)  # pads rows, also to no whole number of manager blocks
         geometry = blocktable.plan(
-            max_model_len=draw(st.integers(1, 6)) * block * ranks,
+            max_model_len=rng.randint(1, 6) * block * ranks,
             block_size=block,
             contracts=[Contract("tiny", kernel_block_sizes=(kernel,), width_rule=rule)],
             cp_size=ranks,
-            cp_interleave=draw(st.sampled_from([n for n in range(1, block + 1) if block % n == 0])),
+            cp_interleave=rng.choice([n for n in range(1, block + 1) if block % n == 0]),
         )
-        window = draw(st.integers(1, 9)) if kind in ("window", "chunked") else 0
-        found.append(Group(geometry, kind=kind, window=window, state_blocks=1))
+        window = rng.randint(1, 9) if kind in ("window", "chunked") else 0
+        found.append(Group(geometry, kind=kind, window=window))
     return found
 
 
@@ -47,21 +52,27 @@ def sealed(values: list[int]) -> np.ndarray:
     return array
 
 
-def strided(values: list[int]) -> np.ndarray:
-    return np.repeat(np.array(values, np.int32), 2)[::2]
-
-
 FORMS: tuple[Callable[[list[int]], Any], ...] = (
     list,
     tuple,
     sealed,
-    strided,
-    lambda values: np.array(values, np.int32),
-    lambda values: np.array(values, np.int64),
-    lambda values: np.array(values, ">i8"),
-    lambda values: np.array(values, np.uint64) if min(values, default=0) >= 0 else values,
-    lambda values: np.array(values, np.int16) if max(map(abs, values), default=0) < 2**15 else values,
+    lambda values: np.repeat(np.array(values, np.int64), 2)[::2],  # not contiguous
+    lambda values: np.array(values, ">i8"),  # not of this machine's byte order
+    *(
+        lambda values, dtype=dtype: np.array(values, np.int64).astype(dtype)
+        for dtype in (np.int16, np.int32, np.int64, np.uint32, np.uint64)
+    ),
 )
+
+
+def in_some_form(rng: Rng, values: Any) -> Any:
+    """Hand lists over in one of the forms that callers use, if they fit it."""
+    if isinstance(values, tuple):
+        return tuple(in_some_form(rng, part) for part in values)
+    if not isinstance(values, list):
+        return values
+    given = rng.choice(FORMS)(values)
+    return given if list(given) == values else values
 
 
 def digest(tables: BlockTables) -> str:
@@ -76,63 +87,64 @@ def digest(tables: BlockTables) -> str:
 class Tables(RuleBasedStateMachine):
     """BlockTables and the model do the same, and replicas follow."""
 
-    @initialize(groups=groups(), num_blocks=st.sampled_from([None, 2, 9]))
-    def start(self, groups: list[Group], num_blocks: int | None) -> None:
-        self.tables = BlockTables(groups, max_rows=MAX_ROWS, num_blocks=num_blocks)
-        self.model = TablesModel(groups, max_rows=MAX_ROWS, num_blocks=num_blocks)
-        self.replicas = [Replica(groups, max_rows=MAX_ROWS)]
-        self.chained = TablesModel(groups, max_rows=MAX_ROWS)
+    @initialize(rng=seeds, kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+    def start(self, rng: Rng, kinds: list[str]) -> None:
+        found, num_blocks = groups(rng, kinds), rng.choice([None, 2, 9])
+        self.tables = BlockTables(found, max_rows=MAX_ROWS, num_blocks=num_blocks)
+        self.model = TablesModel(found, max_rows=MAX_ROWS, num_blocks=num_blocks)
+        self.replicas = [Replica(found, max_rows=MAX_ROWS)]
+        self.chained = TablesModel(found, max_rows=MAX_ROWS)
 
     # ---- arguments, mostly right
 
-    def rows(self, data: st.DataObject, *, wrong: bool = True) -> list[int]:
-        rows = data.draw(st.lists(st.integers(0, MAX_ROWS - 1), max_size=MAX_ROWS, unique=True))
-        return data.draw(st.lists(st.integers(-2, MAX_ROWS), max_size=4)) if wrong and self.rarely(data) else rows
+    def rarely(self, rng: Rng) -> bool:
+        return rng.random() < 0.06
 
-    def rarely(self, data: st.DataObject) -> bool:
-        return data.draw(st.integers(0, 9)) == 9
+    def rows(self, rng: Rng) -> list[int]:
+        if self.rarely(rng):
+            return [rng.randint(-2, MAX_ROWS) for _ in range(rng.randint(0, 4))]
+        return rng.sample(range(MAX_ROWS), rng.randint(0, MAX_ROWS))
 
-    def block(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 8, 1, 4, 6, -1, 9, 2**29 - 1, 2**31 - 1]))
+    def some_group(self, rng: Rng) -> int:
+        return rng.randrange(len(self.model.groups))
 
-    def ragged(self, data: st.DataObject, group: int, rows: list[int], *, fresh: bool) -> tuple[list[int], list[int]]:
-        """Ids for each row; within the width, except now and then."""
+    def live(self, group: int, row: int) -> list[int]:
+        return self.model.rows[group][row] if 0 <= row < MAX_ROWS else []
+
+    def part(self, rng: Rng, group: int, old: list[int]) -> list[int]:
+        """Ids to put behind ``old``, as lawful as the kind of group asks, except now and then."""
+        kind, largest = self.model.groups[group].kind, (self.model.num_blocks or 9) - 1
+        room = self.model.groups[group].geometry.width - len(old) + self.rarely(rng)
+        ids = [rng.randint(1, largest) for _ in range(rng.randint(0, max(room, 0)))]
+        if kind == "state" and rng.random() < 0.5:
+            ids = [rng.choice([0, block]) for block in ids]
+        elif kind in ("window", "chunked") and not any(old) and rng.random() < 0.5:
+            lead = rng.randint(0, len(ids))
+            ids = [0] * lead + ids[lead:]
+        if ids and self.rarely(rng):
+            ids[rng.randrange(len(ids))] = rng.choice([0, -1, largest + 1, 2**29 - 1, 2**31 - 1])
+        return ids
+
+    def ragged(self, rng: Rng, group: int, rows: list[int], *, fresh: bool) -> tuple[list[int], list[int]]:
         indptr, ids = [0], []
         for row in rows:
-            known = 0 <= row < MAX_ROWS
-            width = self.model.groups[group].geometry.width
-            room = width - (0 if fresh or not known else len(self.model.rows[group][row]))
-            part = [self.block(data) for _ in range(data.draw(st.integers(0, room)))]
-            if not self.rarely(data):  # make it lawful: ids in range, nulls where the kind has them
-                part = [max(1, block % (self.model.num_blocks or 9)) if block else 0 for block in part]
-                kind = self.model.groups[group].kind
-                if kind in ("window", "chunked"):
-                    part.sort(key=bool)
-                    if known and not fresh and any(self.model.rows[group][row]):
-                        part = [max(block, 1) for block in part]
-                elif kind != "state":
-                    part = [max(block, 1) for block in part]
-            if self.rarely(data):
-                part = [*part, *[1] * (room - len(part) + 1)]
-            ids += part
+            ids += self.part(rng, group, [] if fresh else self.live(group, row))
             indptr.append(len(ids))
-        if self.rarely(data):
-            indptr = data.draw(st.lists(st.integers(-1, len(ids) + 1), max_size=len(rows) + 2))
+        if self.rarely(rng):
+            indptr = [rng.randint(-1, len(ids) + 1) for _ in range(rng.randint(0, len(rows) + 2))]
         return indptr, ids
 
-    def form(self, data: st.DataObject, values: Any) -> Any:
-        """Hand a list over in one of the forms that callers use."""
-        if isinstance(values, tuple):
-            return tuple(self.form(data, part) for part in values)
-        if not isinstance(values, list):
-            return values
-        return data.draw(st.sampled_from(FORMS))(values)
+    def totals(self, rng: Rng, group: int, rows: list[int]) -> list[int]:
+        counts = [rng.randint(0, len(self.live(group, row))) for row in rows]
+        if counts and self.rarely(rng):
+            counts[rng.randrange(len(counts))] = rng.choice([-1, 7, 2**31])
+        return counts[: len(counts) - self.rarely(rng)]
 
-    def do(self, data: st.DataObject, verb: str, *arguments: Any) -> None:
-        """Call both; they agree, or both refuse and nothing has changed."""
+    def do(self, rng: Rng, verb: str, *arguments: Any) -> bool:
+        """Call both; they agree, or both refuse and nothing has changed. Return whether they did it."""
         note(f"{verb}{arguments}")
         before, pending = digest(self.tables), self.model.changes()
-        given = [self.form(data, argument) for argument in arguments]
+        given = [in_some_form(rng, argument) for argument in arguments]
         try:
             getattr(self.model, verb)(*arguments)
         except Refused:
@@ -143,77 +155,53 @@ class Tables(RuleBasedStateMachine):
             assert str(caught.value).startswith(verb)
             assert digest(self.tables) == before, "a refused call left a trace"
             assert self.model.changes() == pending
-        else:
-            assert getattr(self.tables, verb)(*given) is None
+            return False
+        assert getattr(self.tables, verb)(*given) is None
+        return True
 
     # ---- verbs
 
-    @rule(data=st.data(), verb=st.sampled_from(["append", "append", "append", "assign"]))
-    def write_one_group(self, data: st.DataObject, verb: str) -> None:
-        group = data.draw(st.integers(0, len(self.model.groups) - 1))
-        rows = self.rows(data)
-        self.do(data, verb, rows, *self.ragged(data, group, rows, fresh=verb == "assign"), group)
+    def write_one_group(self, rng: Rng) -> None:
+        verb, group, rows = rng.choice(["append", "assign"]), self.some_group(rng), self.rows(rng)
+        self.do(rng, verb, rows, *self.ragged(rng, group, rows, fresh=verb == "assign"), group)
 
-    @rule(data=st.data(), verb=st.sampled_from(["append", "assign"]))
-    def write_all_groups(self, data: st.DataObject, verb: str) -> None:
-        rows = self.rows(data)
-        parts = [
-            self.ragged(data, group, rows, fresh=verb == "assign")
-            for group in range(len(self.model.groups) - self.rarely(data))
-        ]
-        self.do(data, verb, rows, tuple(part[0] for part in parts), tuple(part[1] for part in parts), None)
+    def write_all_groups(self, rng: Rng) -> None:
+        verb, rows, count = rng.choice(["append", "assign"]), self.rows(rng), len(self.model.groups) - self.rarely(rng)
+        parts = [self.ragged(rng, group, rows, fresh=verb == "assign") for group in range(count)]
+        self.do(rng, verb, rows, tuple(part[0] for part in parts), tuple(part[1] for part in parts), None)
 
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        rows = self.rows(data)
-        group = data.draw(st.integers(0, len(self.model.groups) - 1))
-        self.do(data, "truncate", rows, self.totals(data, group, rows), group)
+    def truncate(self, rng: Rng) -> None:
+        group, rows = self.some_group(rng), self.rows(rng)
+        if rng.random() < 0.5:
+            self.do(rng, "truncate", rows, self.totals(rng, group, rows), group)
+        else:
+            counts = tuple(self.totals(rng, group, rows) for group in range(len(self.model.groups)))
+            self.do(rng, "truncate", rows, counts, None)
 
-    @rule(data=st.data())
-    def truncate_all_groups(self, data: st.DataObject) -> None:
-        rows = self.rows(data)
-        counts = tuple(self.totals(data, group, rows) for group in range(len(self.model.groups)))
-        self.do(data, "truncate", rows, counts, None)
+    def release(self, rng: Rng) -> None:
+        windowed = [g for g, group in enumerate(self.model.groups) if group.kind in ("window", "chunked", "state")]
+        group = rng.choice(windowed) if windowed and not self.rarely(rng) else self.some_group(rng)
+        rows = self.rows(rng)
+        self.do(rng, "release", rows, self.totals(rng, group, rows), group)
 
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        rows = self.rows(data)
-        group = data.draw(st.integers(0, len(self.model.groups) - 1))
-        self.do(data, "release", rows, self.totals(data, group, rows), group)
+    def clear(self, rng: Rng) -> None:
+        self.do(rng, "clear", self.rows(rng)[:2])
 
-    def totals(self, data: st.DataObject, group: int, rows: list[int]) -> list[int]:
-        counts = []
-        for row in rows:
-            live = len(self.model.rows[group][row]) if 0 <= row < MAX_ROWS else 0
-            counts.append(data.draw(st.integers(-1, live + 1) if self.rarely(data) else st.integers(0, live)))
-        return counts[: len(counts) - self.rarely(data)]
+    def move_or_copy(self, rng: Rng) -> None:
+        src, dst = self.rows(rng), self.rows(rng)
+        size = min(len(src), len(dst)) if not self.rarely(rng) else MAX_ROWS
+        self.do(rng, rng.choice(["move", "move", "copy"]), src[:size], dst[:size])
 
-    @rule(data=st.data())
-    def clear(self, data: st.DataObject) -> None:
-        self.do(data, "clear", self.rows(data))
+    def swap(self, rng: Rng) -> None:
+        rows = self.rows(rng)
+        half = len(rows) // 2
+        self.do(rng, "swap", rows[:half], rows[half : 2 * half + self.rarely(rng)])
 
-    @rule(data=st.data(), verb=st.sampled_from(["move", "move", "copy"]))
-    def move_or_copy(self, data: st.DataObject, verb: str) -> None:
-        src, dst = self.rows(data), self.rows(data)
-        if not self.rarely(data):
-            size = min(len(src), len(dst))
-            src, dst = src[:size], dst[:size]
-        self.do(data, verb, src, dst)
-
-    @rule(data=st.data())
-    def swap(self, data: st.DataObject) -> None:
-        rows = self.rows(data)
-        self.do(data, "swap", rows[: len(rows) // 2], rows[len(rows) // 2 :][: (len(rows) + self.rarely(data)) // 2])
-
-    @rule(data=st.data())
-    def resize(self, data: st.DataObject) -> None:
-        assume(data.draw(st.integers(0, 3)) == 0)
-        if data.draw(st.booleans()):
-            self.do(data, "clear", list(range(MAX_ROWS)))
-        new = data.draw(groups(tuple(group.kind for group in self.model.groups)))
-        live = any(row for table in self.model.rows for row in table)
-        self.do(data, "resize", tuple(new))
-        if live:
+    def resize(self, rng: Rng) -> None:
+        if rng.random() < 0.2:
+            self.do(rng, "clear", list(range(MAX_ROWS)))
+        new = groups(rng, [group.kind for group in self.model.groups])
+        if not self.do(rng, "resize", tuple(new)):
             return
         old, self.replicas = self.replicas, [Replica(new, max_rows=MAX_ROWS)]
         self.chained = TablesModel(new, max_rows=MAX_ROWS)
@@ -226,11 +214,7 @@ class Tables(RuleBasedStateMachine):
 
     # ---- commits and replicas
 
-    @rule()
-    def commit(self) -> None:
-        self.committed()
-
-    def committed(self) -> Delta:
+    def committed(self, _: Rng | None = None) -> Delta:
         delta, changes = self.tables.commit(), self.model.commit()
         assert delta.seq == self.model.seq
         assert (delta.spans.dtype, delta.values.dtype, delta.copies.dtype) == (np.int32,) * 3
@@ -244,17 +228,15 @@ class Tables(RuleBasedStateMachine):
         self.chained.apply(received)
         return delta
 
-    @rule()
-    def replica_from_snapshot(self) -> None:
+    def replica_from_snapshot(self, _: Rng) -> None:
         replica = Replica.from_snapshot(self.tables.snapshot())
         assert replica.seq == self.model.seq
         assert replica.snapshot() == self.tables.snapshot()
         self.replicas = [*self.replicas[-2:], replica]
 
-    @rule(data=st.data())
-    def replica_refuses_a_repeated_or_skipped_delta(self, data: st.DataObject) -> None:
+    def replica_refuses_a_repeated_or_skipped_delta(self, rng: Rng) -> None:
         first = self.committed()
-        replica = data.draw(st.sampled_from(self.replicas))
+        replica = rng.choice(self.replicas)
         before = replica.snapshot()
         skipped = Delta(first.seq + 2, first.spans, first.values, first.copies, first.origin, first.layout)
         for delta in (first, skipped):
@@ -264,21 +246,20 @@ class Tables(RuleBasedStateMachine):
 
     # ---- reading
 
-    @rule(data=st.data())
-    def slot_mapping(self, data: st.DataObject) -> None:
-        rows = data.draw(st.lists(st.integers(-1, MAX_ROWS - 1 + self.rarely(data)), max_size=3))
-        far = max(g.geometry.width * g.geometry.block_size * g.geometry.cp_size for g in self.model.groups)
+    def slot_mapping(self, rng: Rng) -> None:
+        rows = [rng.randint(-1, MAX_ROWS - 1 + self.rarely(rng)) for _ in range(rng.randint(0, 3))]
+        geometries = [group.geometry for group in self.model.groups]
+        far = max(g.width * g.block_size * g.cp_size for g in geometries)
         indptr, positions = [0], []
         for _ in rows:
-            start, count = data.draw(st.integers(-2, far + 2)), data.draw(st.integers(0, 12))
-            run = data.draw(st.sampled_from([1, 1, 1, 0, -1, 5, far]))
-            positions += [start + run * t for t in range(count)]
+            start, run = rng.randint(-2, far + 2), rng.choice([1, 1, 1, 0, -1, 5, far])
+            positions += [start + run * t for t in range(rng.randint(0, 12))]
             indptr.append(len(positions))
-        padded = data.draw(st.none() | st.integers(max(0, len(positions) - self.rarely(data)), len(positions) + 4))
-        rank = data.draw(st.integers(0, max(g.geometry.cp_size for g in self.model.groups) - 1 + self.rarely(data)))
-        if self.rarely(data):
-            indptr = data.draw(st.lists(st.integers(-1, len(positions) + 1), max_size=5))
-        given = [self.form(data, argument) for argument in (rows, indptr, positions)]
+        padded = rng.choice([None, max(0, len(positions) - self.rarely(rng)), len(positions) + rng.randint(0, 4)])
+        rank = rng.randrange(max(g.cp_size for g in geometries) + self.rarely(rng))
+        if self.rarely(rng):
+            indptr = [rng.randint(-1, len(positions) + 1) for _ in range(rng.randint(0, 5))]
+        given = [in_some_form(rng, argument) for argument in (rows, indptr, positions)]
         cut = indptr[-1] if indptr and 0 <= indptr[-1] <= len(positions) else len(positions)
         try:
             want = self.model.slot_mapping(rows, indptr, positions[:cut], padded=padded, cp_rank=rank)
@@ -293,15 +274,35 @@ class Tables(RuleBasedStateMachine):
         assert self.tables.slot_mapping(*given, padded=padded, cp_rank=rank, out=out) is out
         assert out.tolist() == want
 
-    @rule(data=st.data())
-    def kernel_array(self, data: st.DataObject) -> None:
-        group = data.draw(st.integers(0, len(self.model.groups) - 1))
-        rows = data.draw(st.lists(st.integers(0, MAX_ROWS - 1), max_size=5))  # a batch may repeat a row
-        found = self.tables.tables[group].kernel_array(self.form(data, rows))
+    def kernel_array(self, rng: Rng) -> None:
+        group = self.some_group(rng)
+        rows = [rng.randrange(MAX_ROWS) for _ in range(rng.randint(0, 5))]  # a batch may repeat a row
+        found = self.tables.tables[group].kernel_array(in_some_form(rng, rows))
         assert found.dtype == np.int32
         assert found.tolist() == [self.model.kernel_row(group, row) for row in rows]
         with pytest.raises(ArgumentError):
-            self.tables.tables[group].kernel_array([*rows, data.draw(st.sampled_from([-1, MAX_ROWS]))])
+            self.tables.tables[group].kernel_array([*rows, rng.choice([-1, MAX_ROWS])])
+
+    WEIGHTS: ClassVar = {
+        write_one_group: 4,
+        write_all_groups: 6,
+        truncate: 2,
+        release: 4,
+        clear: 1,
+        move_or_copy: 4,
+        swap: 2,
+        resize: 1,
+        committed: 4,
+        replica_from_snapshot: 1,
+        replica_refuses_a_repeated_or_skipped_delta: 1,
+        slot_mapping: 3,
+        kernel_array: 2,
+    }
+
+    @rule(rng=seeds)
+    def step(self, rng: Rng) -> None:
+        """Do one call, chosen by weight: tables that are mostly empty would test little."""
+        rng.choices(list(self.WEIGHTS), list(self.WEIGHTS.values()))[0](self, rng)
 
     @invariant()
     def same(self) -> None:

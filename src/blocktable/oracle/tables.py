@@ -192,13 +192,15 @@ class TablesModel:
 
     def apply(self, delta: Any) -> None:
         """Follow another object's tables by its delta, as a replica does."""
-        for g, row, start, count, offset, live in delta.spans.tolist():
-            full = self.full_row(g, row)
+        full: dict[tuple[int, int], list[int]] = {}
+        for g, row, start, count, offset, _ in delta.spans.tolist():
+            line = full.setdefault((g, row), self.full_row(g, row))
             for k in range(count):
-                full[start + k] = 0 if offset == -1 else int(delta.values[offset + k])
-            if any(full[live:]):
+                line[start + k] = 0 if offset == -1 else int(delta.values[offset + k])
+        for g, row, _, _, _, live in delta.spans.tolist():
+            if any(full[g, row][live:]):
                 raise Refused("L4", f"row {row} of group {g} is not null behind its {live} blocks")
-            self.rows[g][row] = full[:live]
+            self.rows[g][row] = full[g, row][:live]
         self.sent = self._copy()
         self.seq = delta.seq
 
