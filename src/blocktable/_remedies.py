@@ -18,6 +18,7 @@ Request = Mapping[str, Any]
 Change = dict[str, Any]
 
 _INT64_MAX = 2**63 - 1
+_MOST_COLUMNS = 2**31
 _COMMON = {"block_size": 64, "max_model_len": 4096}
 """What to suggest in place of a value that is no count at all."""
 
@@ -105,6 +106,8 @@ def _lengths(request: Request, works: Callable[[Change], bool]) -> Iterator[Chan
     if kernel is None:
         return
     multiple = lcm(*(one.widths(kernel, ceil_div(length + ahead, ranks)).multiple for one in contracts))
+    if multiple > _MOST_COLUMNS:
+        return
     rounding = engine.alignment(block) if engine else 1
     step = lcm(rounding, multiple // gcd(multiple, block // kernel))
     blocks = ceil_div(length + ahead, block * ranks) + extra

@@ -6,7 +6,6 @@ Wrong data raises `CatalogueError` naming the file, the line, the entry and the 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NoReturn
 
 import msgspec
@@ -167,7 +166,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             default_block_size=written[version].default_block_size,
             prefill_ranks_divide=written[version].prefill_ranks_divide,
             aligns_state=written[version].aligns_state,
-            requires=MappingProxyType(written[version].requires),
+            requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,
             source=written[version].source,

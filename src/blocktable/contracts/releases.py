@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
-from types import MappingProxyType
 from typing import Literal
 
 from blocktable._ints import align_up, ceil_div
@@ -38,7 +37,7 @@ class Release:
     default_block_size: int | None = None
     prefill_ranks_divide: bool = False
     aligns_state: bool = False
-    requires: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"
     source: str = ""
