@@ -1,0 +1,392 @@
+"""Public failures of this layer, each with its right values; the name of a test begins with the kind it belongs to.
+
+K1 width-disagreement · K2 row-overflow · K3 read-past-row · K4 stale-tail · K5 stale-row · K6 padding-sentinel ·
+K7 kernel-split-units · K8 block-size-selection · K9 cp-sharding · K10 length-row-coherence · K11 double-free ·
+K12 pool-leak · K13 capacity-accounting · K14 prefix-identity · K15 integer-width · K16 perf-copy · K17 perf-host
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blocktable import (
+    ArgumentError,
+    BlockTables,
+    Contract,
+    GeometryError,
+    Group,
+    MultipleOf,
+    OutOfBlocks,
+    Replica,
+    TokenMultiple,
+    plan,
+)
+from blocktable.pool import BlockPool
+
+ALIGNED = Contract("aligned", width_rule=TokenMultiple(128))
+
+
+def split(block: int, kernel: int, tokens: int) -> Any:
+    return plan(max_model_len=tokens, block_size=block, contracts=[Contract("split", kernel_block_sizes=(kernel,))])
+
+
+def row(tables: BlockTables, index: int, group: int = 0) -> list[int]:
+    return tables.tables[group].array[index].tolist()
+
+
+def count(tables: BlockTables, index: int, group: int = 0) -> int:
+    return int(tables.tables[group].num_blocks[index])
+
+
+def slots(tables: BlockTables, positions: Any, **how: Any) -> list[int]:
+    return tables.slot_mapping([0], [0, len(positions)], positions, **how)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("length", "block", "native", "aligned"), [(9416, 32, 295, 296), (1025, 32, 33, 36), (1024, 32, 32, 32)]
+)
+def test_k1_case_1_one_function_gives_the_native_and_the_aligned_width(
+    length: int, block: int, native: int, aligned: int
+) -> None:
+    for contracts, width in ((), native), ((ALIGNED,), aligned):
+        geometry = plan(max_model_len=length, block_size=block, contracts=contracts)
+        tables = BlockTables([geometry], max_rows=2)
+        tables.append([1], [0, native], np.arange(1, native + 1))
+        mirror = Replica([geometry], max_rows=2)
+        mirror.apply(tables.commit())
+        shapes = {one.tables[0].array.shape for one in (tables, mirror)}
+        shapes |= {one.tables[0].kernel_array([0, 1]).shape for one in (tables, mirror)}
+        assert shapes == {(2, width)}
+        geometry.check((2, width))
+
+
+def test_k1_case_5_lowering_the_limit_changes_every_view() -> None:
+    tables = BlockTables([plan(max_model_len=202_752, block_size=64)], max_rows=51)
+    view = tables.tables[0]
+    assert view.array.shape == view.kernel_array(range(51)).shape == (51, 3168)
+    lower = plan(max_model_len=157_696, block_size=64)
+    tables.append([50], [0, 1], [9])
+    with pytest.raises(ArgumentError, match="rows are live"):
+        tables.resize([lower])
+    assert view.array.shape == (51, 3168)
+    tables.clear([50])
+    tables.resize([lower])
+    assert view.array.shape == tables.tables[0].array.shape == view.kernel_array(range(51)).shape == (51, 2464)
+    with pytest.raises(ArgumentError, match="2465 blocks, its width is 2464"):
+        tables.append([0], [0, 2465], np.arange(1, 2466))
+    assert count(tables, 0) == 0
+    tables.append([0], [0, 2464], np.arange(1, 2465))
+    mirror = Replica.from_snapshot(tables.snapshot())
+    mirror.apply(tables.commit())
+    assert mirror.tables[0].array.shape == (51, 2464)
+
+
+def test_k2_case_6_an_append_past_the_width_changes_nothing() -> None:
+    tables = BlockTables([plan(max_model_len=64, block_size=16)], max_rows=1)
+    tables.append([0], [0, 3], [3, 7, 9])
+    with pytest.raises(ArgumentError) as caught:
+        tables.append([0], [0, 2], [5, 6])
+    assert (caught.value.law, row(tables, 0), count(tables, 0)) == ("L2", [3, 7, 9, 0], 3)
+    tables.append([0], [0, 1], [5])
+    assert (row(tables, 0), count(tables, 0)) == ([3, 7, 9, 5], 4)
+    with pytest.raises(ArgumentError):
+        tables.append([0], [0, 1], [8])
+    assert (row(tables, 0), count(tables, 0)) == ([3, 7, 9, 5], 4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "blocks"),
+    [
+        ({"max_model_len": 4096, "block_size": 512, "extra_blocks": 3}, 11),
+        ({"max_model_len": 4096, "block_size": 512}, 8),
+        ({"max_model_len": 48 + 10, "lookahead": 4 - 1, "block_size": 16}, 4),
+    ],
+)
+def test_k2_case_8_the_width_holds_draft_and_recurrent_blocks(limits: dict[str, int], blocks: int) -> None:
+    geometry = plan(**limits)
+    assert geometry.width == geometry.min_blocks == blocks
+    tables = BlockTables([geometry], max_rows=1)
+    tables.append([0], [0, blocks], np.arange(1, blocks + 1))
+    with pytest.raises(ArgumentError, match=f"would hold {blocks + 1} blocks"):
+        tables.append([0], [0, 1], [9])
+
+
+def test_k2_k10_case_9_a_length_takes_the_ceiling_of_its_blocks() -> None:
+    geometry = plan(max_model_len=80_000, block_size=128)
+    assert geometry.width == 625
+    tables = BlockTables([geometry], max_rows=1)
+    need = {length: -(-length // 128) for length in (80_000, 80_001)}
+    tables.append([0], [0, need[80_000]], np.arange(1, 626))
+    assert slots(tables, [79_999, 80_000]) == [625 * 128 + 127, -1]
+    with pytest.raises(ArgumentError, match="would hold 626 blocks, its width is 625"):
+        tables.assign([0], [0, need[80_001]], np.arange(1, 627))
+    pages = {1: (1, 1), 15: (1, 15), 16: (1, 16), 17: (2, 1), 32: (2, 16), 33: (3, 1)}
+    paged = BlockTables([plan(max_model_len=48, block_size=16)], max_rows=1)
+    for length, (n, last) in pages.items():
+        assert plan(max_model_len=length, block_size=16).min_blocks == n
+        assert (n - 1) * 16 + last == length
+        paged.assign([0], [0, n], np.arange(1, n + 1))
+        assert slots(paged, [length - 1]) == [n * 16 + last - 1]
+
+
+def test_k3_case_10_a_position_past_the_row_has_no_slot() -> None:
+    tables = BlockTables([plan(max_model_len=128, block_size=4)], max_rows=1)
+    tables.append([0], [0, 32], np.arange(7, 39))
+    assert slots(tables, [0, 3, 127, 128, 130]) == [28, 31, 155, -1, -1]
+
+
+def test_k4_k5_case_12_a_finished_row_replaced_by_a_shorter_one_leaves_nothing() -> None:
+    tables = BlockTables([plan(max_model_len=24, block_size=4)], max_rows=2)
+    mirror = Replica(tables.groups, max_rows=2)
+    tables.append([0, 1], [0, 6, 10], np.arange(1, 11))
+    mirror.apply(tables.commit())
+    tables.clear([0])
+    tables.move([1], [0])
+    mirror.apply(tables.commit())
+    for one in (tables, mirror):
+        assert one.tables[0].array.tolist() == [[7, 8, 9, 10, 0, 0], [0] * 6]
+        assert one.tables[0].kernel_array([0, 1]).tolist() == [[7, 8, 9, 10, 0, 0], [0] * 6]
+        assert one.tables[0].num_blocks.tolist() == [4, 0]
+
+
+def test_k6_case_14_padding_positions_have_no_slot_though_the_last_block_has_room() -> None:
+    tables = BlockTables([plan(max_model_len=1024, block_size=64)], max_rows=1)
+    tables.append([0], [0, 5], [11, 12, 13, 14, 15])
+    assert row(tables, 0) == [11, 12, 13, 14, 15, *[0] * 11]
+    found = tables.slot_mapping([0], [0, 300], np.arange(1024), padded=1024)[0]
+    assert (found[0], found[299]) == (704, 1003)
+    assert found[300:].tolist() == [-1] * 724
+
+
+def test_k5_case_15_a_window_gives_blocks_up_on_host_and_replica_in_one_step() -> None:
+    tables = BlockTables([Group(plan(max_model_len=32, block_size=4), kind="window", window=8)], max_rows=1)
+    mirror = Replica(tables.groups, max_rows=1)
+    pool = BlockPool(10)
+    ids = pool.allocate(9)[4:]
+    pool.free([1, 2, 3, 4])
+    tables.append([0], [0, 5], ids)
+    mirror.apply(tables.commit())
+    dead_tokens = max(0, 20 - 8 + 1)
+    dead = dead_tokens // 4
+    assert (dead_tokens, dead) == (13, 3)
+    before = pool.num_free
+    tables.release([0], [dead], 0)
+    pool.free(ids[:dead])
+    mirror.apply(tables.commit())
+    for one in (tables, mirror):
+        assert one.tables[0].array[0, :5].tolist() == [0, 0, 0, 8, 9]
+        assert int(one.tables[0].num_blocks[0]) == 5
+        one.check()
+    assert pool.num_free == before + 3
+    assert slots(tables, [0, 11, 12, 19]) == [-1, -1, 32, 39]
+    tables.release([0], [2], 0)  # a total, not an increment
+    assert row(tables, 0)[:5] == [0, 0, 0, 8, 9]
+
+
+def test_k5_case_17_resuming_replaces_growing_appends() -> None:
+    tables = BlockTables([plan(max_model_len=64, block_size=16)], max_rows=1)
+    tables.append([0], [0, 3], [3, 4, 5])
+    tables.clear([0])
+    tables.append([0], [0, 2], [9, 10])
+    assert (row(tables, 0), count(tables, 0)) == ([9, 10, 0, 0], 2)
+    tables.clear([0])
+    tables.append([0], [0, 0], [])
+    assert (row(tables, 0), count(tables, 0)) == ([0, 0, 0, 0], 0)
+    tables.append([0], [0, 3], [3, 4, 5])
+    tables.assign([0], [0, 2], [9, 10])  # the same without the clear between
+    assert (row(tables, 0), count(tables, 0)) == ([9, 10, 0, 0], 2)
+
+
+def test_k6_case_18_a_pad_slot_is_no_address() -> None:
+    tables = BlockTables([plan(max_model_len=16, block_size=16)], max_rows=1, num_blocks=5)
+    tables.append([0], [0, 1], [2])
+    found = tables.slot_mapping([0], [0, 3], [0, 1, 2], padded=8)[0]
+    assert found.tolist() == [32, 33, 34, -1, -1, -1, -1, -1]
+    cells = np.zeros(80, np.int32)
+    cells[found[found >= 0]] = 1
+    assert cells.nonzero()[0].tolist() == [32, 33, 34]
+    assert cells[79] == 0
+
+
+def test_k7_case_20_manager_blocks_become_kernel_blocks_in_order() -> None:
+    geometry = split(640, 128, 640 * 3)
+    assert geometry.kernel_ids([2, 0, 3]).tolist() == [10, 11, 12, 13, 14, 0, 1, 2, 3, 4, 15, 16, 17, 18, 19]
+    tables = BlockTables([Group(geometry, kind="state", state_blocks=3)], max_rows=1)
+    tables.append([0], [0, 3], [2, 0, 3])
+    assert tables.tables[0].kernel_array([0]).tolist() == [geometry.kernel_ids([2, 0, 3]).tolist()]
+    wide = split(640, 128, 262_144)
+    assert wide.kernel_width == 2050
+    assert BlockTables([wide], max_rows=1).tables[0].kernel_array([0]).shape == (1, 2050)
+    assert split(128, 64, 1024).kernel_ids([4, 9], num_tokens=160).tolist() == [8, 9, 18]
+
+
+SIZES = (16, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("manager", "accepted", "chosen"),
+    [(256, [(16, 32)], 32), (4192, [SIZES], 32), (2112, [SIZES], 64), (672, [SIZES, (MultipleOf(16),)], 32)],
+)
+def test_k8_case_21_the_largest_accepted_size_that_divides(
+    manager: int, accepted: list[tuple[Any, ...]], chosen: int
+) -> None:
+    contracts = [Contract(f"c{i}", kernel_block_sizes=sizes) for i, sizes in enumerate(accepted)]
+    geometry = plan(max_model_len=manager * 3, block_size=manager, contracts=contracts)
+    assert geometry.kernel_block_size == chosen
+    tables = BlockTables([geometry], max_rows=1)
+    tables.append([0], [0, 3], [1, 2, 3])
+    ratio = manager // chosen
+    assert tables.tables[0].kernel_array([0])[0].tolist() == list(range(ratio, 4 * ratio))
+
+
+def test_k8_case_21_no_accepted_size_names_both_sets() -> None:
+    with pytest.raises(GeometryError) as caught:
+        plan(max_model_len=64, block_size=16, contracts=[Contract("only64", kernel_block_sizes=(64,))])
+    assert "16" in str(caught.value)
+    assert "64" in str(caught.value)
+
+
+def test_k9_case_22_each_position_has_one_owner_and_the_slot_is_local() -> None:
+    tables = BlockTables([plan(max_model_len=16, block_size=4, cp_size=2, cp_interleave=1)], max_rows=1)
+    assert tables.tables[0].array.shape == (1, 2)
+    tables.append([0], [0, 2], [5, 8])
+    pairs = [20, 21, 22, 23, 32, 33, 34, 35]
+    assert slots(tables, range(16), cp_rank=0) == [s for slot in pairs for s in (slot, -1)]
+    assert slots(tables, range(16), cp_rank=1) == [s for slot in pairs for s in (-1, slot)]
+
+
+def test_k9_a_replicated_group_is_not_divided() -> None:
+    """The divisor enters once per sharded group and never for a replicated one."""
+    sharded, whole = plan(max_model_len=64, block_size=4, cp_size=2), plan(max_model_len=64, block_size=4)
+    tables = BlockTables([sharded, whole], max_rows=1)
+    assert [table.array.shape[1] for table in tables.tables] == [8, 16]
+    tables.append([0], ([0, 1], [0, 2]), ([5], [6, 7]), group=None)
+    found = tables.slot_mapping([0], [0, 8], range(8), cp_rank=1)
+    assert found.tolist() == [[-1, 20, -1, 21, -1, 22, -1, 23], [24, 25, 26, 27, 28, 29, 30, 31]]
+
+
+def test_k11_k12_case_24_nothing_is_freed_twice_and_growth_takes_the_difference() -> None:
+    pool = BlockPool(16)
+    block = pool.allocate(1)
+    assert pool.num_free == 14
+    with pytest.raises(ArgumentError):
+        pool.free(np.concatenate([block, block]))
+    assert pool.num_free == 14
+    pool.free(block)
+    assert pool.num_free == 15
+    with pytest.raises(ArgumentError):
+        pool.free(block)
+    assert pool.num_free == 15
+    tables = BlockTables([plan(max_model_len=240, block_size=16)], max_rows=1, num_blocks=16)
+    for tokens, live in (100, 7), (200, 13):
+        need = -(-tokens // 16) - count(tables, 0)
+        tables.append([0], [0, need], pool.allocate(need))
+        assert (count(tables, 0), pool.num_free) == (live, 15 - live)
+    with pytest.raises(OutOfBlocks) as caught:
+        pool.allocate(3)
+    assert (caught.value.needed, caught.value.available, pool.num_free) == (3, 2, 2)
+
+
+def test_k15_ids_and_slots_are_exact_past_32_bits() -> None:
+    tables = BlockTables([plan(max_model_len=32, block_size=16)], max_rows=1)
+    tables.append([0], [0, 2], [134_217_728, 65_536])
+    assert slots(tables, [0, 16]) == [2_147_483_648, 65_536 * 16]
+    assert row(tables, 0) == [134_217_728, 65_536]
+    geometry = plan(max_model_len=4096, block_size=16)
+    geometry.check_pool(7767, 276_480)
+    with pytest.raises(GeometryError, match="2147696640"):
+        geometry.check_pool(7768, 276_480)
+
+
+def test_k16_a_step_sends_the_changed_cells_not_the_table() -> None:
+    """256 rows of 8192 columns are 8 MiB; one token each at block 32 changes 8 cells on average, 32 bytes of ids."""
+    rows = np.arange(256)
+    tables = BlockTables([plan(max_model_len=262_144, block_size=32)], max_rows=256)
+    assert tables.tables[0].array.nbytes == 8_388_608
+    tables.append(rows, np.arange(257) * 8, np.arange(1, 2049))
+    tables.commit()
+    lengths = 225 + rows % 32  # rows at every offset of their last block
+    crossing = rows[lengths % 32 == 0]
+    tables.append(crossing, np.arange(crossing.size + 1), 3000 + np.arange(crossing.size))
+    delta = tables.commit()
+    assert crossing.size == 8
+    assert (delta.values.nbytes, delta.spans.shape) == (32, (8, 6))
+
+
+def test_k17_no_python_object_per_block_on_the_way() -> None:
+    """Appending 100,000 blocks makes a handful of Python objects, not one per block."""
+    import tracemalloc
+
+    tables = BlockTables([plan(max_model_len=100_000, block_size=1)], max_rows=1)
+    rows, indptr, ids = np.array([0]), np.array([0, 100_000]), np.arange(1, 100_001, dtype=np.int32)
+    tables.append(rows, indptr, ids)
+    tables.clear(rows)
+    tracemalloc.start()
+    try:
+        tables.append(rows, indptr, ids)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000, "bytes; an object per block would be megabytes"
+
+
+# ---- what was seen to go wrong in other systems, tried here
+
+
+@pytest.fixture
+def four() -> Iterator[BlockTables]:
+    """Two rows of four columns, checked at the end."""
+    tables = BlockTables([plan(max_model_len=64, block_size=16)] * 2, max_rows=2, num_blocks=100)
+    yield tables
+    tables.check()
+
+
+def test_k4_five_ids_then_one_leaves_no_old_ids_behind(four: BlockTables) -> None:
+    four.assign([0], [0, 4], [1, 2, 3, 4])
+    four.assign([0], [0, 1], [9])
+    assert (row(four, 0), count(four, 0)) == ([9, 0, 0, 0], 1)
+
+
+def test_k4_a_short_row_moved_onto_a_long_one_leaves_no_old_ids_behind(four: BlockTables) -> None:
+    four.append([0, 1], [0, 4, 5], [1, 2, 3, 4, 9])
+    four.move([1], [0])
+    assert four.tables[0].array.tolist() == [[9, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_k2_a_count_is_not_raised_by_an_append_that_fails(four: BlockTables) -> None:
+    four.append([0], [0, 3], [1, 2, 3])
+    with pytest.raises(ArgumentError, match="width"):
+        four.append([0], [0, 2], [4, 5])
+    assert count(four, 0) == 3
+
+
+def test_k2_a_later_group_that_does_not_fit_leaves_the_first_untouched(four: BlockTables) -> None:
+    with pytest.raises(ArgumentError, match="group 1"):
+        four.append([0], ([0, 1], [0, 5]), ([1], [2, 3, 4, 5, 6]), group=None)
+    assert (count(four, 0, 0), count(four, 0, 1), len(four.commit().spans)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("bad", [-7, 10**9, 0, 100])
+def test_k3_k6_an_id_outside_the_pool_is_refused(four: BlockTables, bad: int) -> None:
+    with pytest.raises(ArgumentError):
+        four.append([0], [0, 2], [1, bad])
+    assert count(four, 0) == 0
+
+
+def test_k11_a_copied_row_shares_its_blocks_and_each_owner_frees_once(four: BlockTables) -> None:
+    """Tables say which rows name a block; the pool counts them, so that two writers of one block are seen."""
+    pool = BlockPool(100)
+    ids = pool.allocate(3)
+    four.append([0], [0, 3], ids)
+    four.copy([0], [1])
+    pool.share(ids)
+    assert row(four, 0) == row(four, 1) == [1, 2, 3, 0]
+    assert pool.references[ids].tolist() == [2, 2, 2]
+    pool.free(ids)
+    pool.free(ids)
+    with pytest.raises(ArgumentError):
+        pool.free(ids[:1])
+    assert pool.num_free == 99
+    assert len(set(pool.allocate(99).tolist())) == 99
