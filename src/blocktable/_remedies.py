@@ -36,7 +36,8 @@ def integer(value: Any, name: str, *, least: int = 1) -> int:
 
 def wrong(text: str, setting: str, better: int, *, law: str = "L1", **values: object) -> NoReturn:
     """Raise for one setting that is wrong whatever the others are, with a better value for it."""
-    raise GeometryError(text, law=law, values={**values, "setting": setting, "ways_out": [{setting: better}]})
+    values = {**values, "setting": setting, "ways_out": [{setting: better}]}
+    raise GeometryError(text, law=law, values=values, remedy=f"use {setting} {better}")
 
 
 def explain(error: GeometryError, request: Request, solve: Callable[..., object]) -> GeometryError:

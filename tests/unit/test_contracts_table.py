@@ -278,6 +278,14 @@ def test_an_engines_backend_class_is_read():
     assert contract.evidence == "run"
     assert contract.source.endswith("Backend")
     assert Contract.from_backend(Backend()).name == "FROM_CLASS"
+
+    class Fails(Backend):
+        @staticmethod
+        def get_supported_kernel_block_sizes():
+            raise RuntimeError("no configuration is set")
+
+    with pytest.raises(ArgumentError, match="raised RuntimeError: no configuration is set"):
+        Contract.from_backend(Fails)
     for wrong in (object, 3, None):
         with pytest.raises(ArgumentError, match="no get_name"):
             Contract.from_backend(wrong)

@@ -347,7 +347,7 @@ def test_declared_64_bit_offsets_reach_further_and_ids_still_fit_32():
         mixed.check_pool(1, 2**40)
     for way in caught.value.values["ways_out"]:
         mixed.check_pool(**{"num_blocks": 1, "block_stride": 2**40} | way)
-    with pytest.raises(GeometryError):
+    with pytest.raises(GeometryError, match="use num_blocks 1"):
         wide.check_pool(0, 5)
 
 

@@ -9,7 +9,7 @@ Traceback (most recent call last):
 blocktable.errors.ContractError: MY_MLA needs a multiple of 4 (128 tokens / 32), got 295 columns
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -146,21 +146,11 @@ class Contract:
         >>> Contract.from_backend(Backend).kernel_block_sizes
         (16, 32)
         """
-        readers: list[Callable[[], Any]] = []
-        for method in ("get_name", "get_supported_kernel_block_sizes"):
-            reader = getattr(backend, method, None)
-            if not callable(reader):
-                raise ArgumentError(
-                    f"{backend!r} has no {method}(), so it is no backend class",
-                    values={"backend": repr(backend), "missing": method},
-                    remedy="pass a class with get_name() and get_supported_kernel_block_sizes(), or build a Contract",
-                )
-            readers.append(reader)
         kind = backend if isinstance(backend, type) else type(backend)
         return cls(
-            readers[0](),
+            _ask(backend, "get_name"),
             engine=kind.__module__.partition(".")[0],
-            kernel_block_sizes=tuple(readers[1]()),
+            kernel_block_sizes=_ask(backend, "get_supported_kernel_block_sizes"),
             source=f"{kind.__module__}.{kind.__qualname__}",
             evidence="run",
         )
@@ -217,6 +207,24 @@ class Contract:
                 strides=None if strides is None else dimensions(strides, "strides"),
             ),
         )
+
+
+def _ask(backend: Any, method: str) -> Any:
+    reader = getattr(backend, method, None)
+    if not callable(reader):
+        raise ArgumentError(
+            f"{backend!r} has no {method}(), so it is no backend class",
+            values={"backend": repr(backend), "missing": method},
+            remedy="pass a class with get_name() and get_supported_kernel_block_sizes(), or build a Contract",
+        )
+    try:
+        return reader()
+    except Exception as error:
+        raise ArgumentError(
+            f"{backend!r}.{method}() raised {type(error).__name__}: {error}",
+            values={"backend": repr(backend), "method": method},
+            remedy="call it where the engine's configuration is set, or build a Contract",
+        ) from error
 
 
 def common_kernel_block(manager_block: int, contracts: Iterable[Contract]) -> int | None:

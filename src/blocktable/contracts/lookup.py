@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["get_contract", "list_contracts"]
 
 _DEFAULT_HARDWARE = "10.0"
+_WEAKNESS = ("run", "read", "inferred", "carried")
 
 
 def get_contract(
@@ -232,5 +233,5 @@ def _over(contract: Contract, kernel: Contract) -> Contract:
         refusals=tuple((dict(kernel.refusals) | dict(contract.refusals)).items()),
         width_first=kernel.width_first,
         source=f"{contract.source}; {kernel.engine}: {kernel.source}",
-        evidence="carried" if kernel.evidence == "carried" else contract.evidence,
+        evidence=max(contract.evidence, kernel.evidence, key=_WEAKNESS.index),
     )

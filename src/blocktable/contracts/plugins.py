@@ -7,6 +7,7 @@ A plugin that fails is reported by name and costs nobody else anything.
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from types import ModuleType
 
@@ -51,7 +52,9 @@ def plugin_contracts() -> tuple[tuple[Contract, ...], tuple[str, ...]]:
         except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything at import
             problem = f"plugin {point.name!r} ({point.value}) failed: {type(error).__name__}: {error}"
             problems.append(problem)
-            warnings.warn(f"{GROUP}: {problem}", RuntimeWarning, stacklevel=2)
+            # Where warnings are errors, the report must not become the failure that it reports.
+            with suppress(RuntimeWarning):
+                warnings.warn(f"{GROUP}: {problem}", RuntimeWarning, stacklevel=2)
     return tuple(contracts), tuple(problems)
 
 
