@@ -1,0 +1,361 @@
+"""Finding a prompt's prefix in the index, and taking a row into use on top of it."""
+
+from blocktable._cache_kernels import CACHE, open_row, scan
+from blocktable._cache_layout import (
+    AVAILABLE,
+    BAD_FINAL,
+    BAD_LIMIT,
+    BLOCK_FIELDS,
+    CACHED,
+    COMPARED,
+    DENSE,
+    FENCE,
+    FINAL,
+    FREE,
+    GROW,
+    HASHED,
+    HIT_TOKENS,
+    I32,
+    I64,
+    IN_USE,
+    INDEX,
+    INDEXED,
+    LARGEST,
+    LENGTH,
+    LINE_FIELDS,
+    NEEDED,
+    NEVER,
+    NODE,
+    NODE_FIELDS,
+    PARTS,
+    PINS,
+    QUERY_TOKENS,
+    REF,
+    RETIRED,
+    ROOT,
+    SEAT_BASE,
+    SERVED,
+    SHORT_OF_BLOCKS,
+    SLOTS,
+    SPAN,
+    TOKENS,
+    UNIT,
+    UNKNOWN_TOKEN,
+    WORDS,
+)
+from blocktable._cache_layout import (
+    BASE as DONE,
+)
+from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._kernels import (
+    BAD_INDPTR,
+    BASE,
+    COUNT,
+    FULL,
+    GONE,
+    KIND,
+    OK,
+    ROWS,
+    STATE,
+    STATE_FIELDS,
+    WIDTH,
+    check_rows,
+    refuse,
+    touch,
+)
+from blocktable._pool_kernels import adopt
+from blocktable._prefix_kernels import child, go_on_from
+from blocktable._row_kernels import TABLES, TEXT, columns, dead, serve
+
+LOOKUP, MATCH, ADMIT = range(3)
+
+
+@compiled(i64(i64[:, ::1], *INDEX, i64, *TEXT, i64, i64[::1]))
+def walk(
+    info: I64,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    root: int,
+    words: I32,
+    at: int,
+    stride: int,
+    count: int,
+    path: I64,
+) -> int:
+    """Return the units of the longest prefix of ``count`` tokens that every group can serve; their nodes go to ``path``.
+
+    The last token is left to compute. A full group needs the blocks of every unit; a windowed one those that it still
+    reads behind the prefix, so its first column without a gap up to here is kept at the end of ``path``.
+    """
+    groups = info.shape[0] - 1
+    width, step = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS] * stride
+    spare = path.size - groups
+    for group in range(groups):
+        path[spare + group] = 0
+    node, best = root, i64(0)
+    for index in range(min((count - 1) // meta[UNIT], spare)):
+        node = child(meta, blocks, nodes, buckets, store, node, words, at, stride)
+        if node == 0:
+            break
+        path[index] = node
+        at += step
+        whole = usable = True
+        for group in range(groups):
+            dense = info[group, DENSE]
+            seat = node * width + NODE_FIELDS + info[group, SEAT_BASE]
+            for part in range(dense):
+                if nodes[seat + part] == 0:
+                    if info[group, KIND] == FULL:
+                        whole = False
+                    path[spare + group] = index * dense + part + 1
+            if info[group, KIND] != FULL and dead(info, group, (index + 1) * meta[UNIT]) < path[spare + group]:
+                usable = False
+        if not whole:
+            break
+        if usable:
+            best = index + 1
+    return best
+
+
+@compiled(i64(i64[:, ::1], *INDEX[:3], i64, i64[::1]))
+def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64) -> int:
+    """Return how many blocks of a prefix that was found would leave the idle list if a row adopted it."""
+    width = NODE_FIELDS + meta[PARTS]
+    idle = i64(0)
+    for group in range(info.shape[0] - 1):
+        dense = info[group, DENSE]
+        if dense == 0:
+            continue
+        for column in range(dead(info, group, units * meta[UNIT]), units * dense):
+            node = path[column // dense]
+            at = nodes[node * width + NODE_FIELDS + info[group, SEAT_BASE] + column % dense] * BLOCK_FIELDS
+            if blocks[at + REF] == 0 and blocks[at + PINS] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
+                idle += 1
+    return idle
+
+
+@compiled(nothing(*CACHE[:-1], i64, i64, i64[::1]))
+def take_prefix(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    row: int,
+    units: int,
+    path: I64,
+) -> None:
+    """Give an opened, empty row the blocks of a prefix that was found."""
+    total = info[info.shape[0] - 1, ROWS]
+    width = NODE_FIELDS + meta[PARTS]
+    line = row * LINE_FIELDS
+    tokens = units * meta[UNIT]
+    for group in range(info.shape[0] - 1):
+        dense = info[group, DENSE]
+        if dense == 0:
+            continue
+        here = (group * total + row) * STATE_FIELDS
+        start = info[group, BASE] + row * info[group, WIDTH]
+        gone, live = dead(info, group, tokens), units * dense
+        column = gone
+        for index in range(gone // dense, units):
+            seat = path[index] * width + NODE_FIELDS + info[group, SEAT_BASE] - index * dense
+            while column < (index + 1) * dense:
+                block = nodes[seat + column]
+                adopt(meta, blocks, block)
+                entries[start + column] = block
+                column += 1
+        touch(info, state, dirty, group, row, here, gone, live)
+        state[here + COUNT] = live
+        state[here + GONE] = gone
+    go_on_from(meta, blocks, nodes, buckets, store, path[units - 1], lines[line + NODE])
+    lines[line + NODE] = path[units - 1]
+    lines[line + LENGTH] = tokens
+    lines[line + FINAL] = tokens
+    lines[line + DONE] = tokens
+
+
+@compiled(i64(i64[:, ::1], i32[::1], *INDEX, i64[::1], *[i64[::1]] * 2, sealed(i32[::1]), *[i64] * 2, *[i64[::1]] * 2))
+def check_prompts(
+    info: I64,
+    state: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    rows: I64,
+    indptr: I64,
+    words: I32,
+    stride: int,
+    mode: int,
+    limits: I64,
+    finals: I64,
+) -> int:
+    """Refuse what no state of the cache could admit; leave in meta[NEEDED] the blocks that all need without any hit."""
+    n, per = indptr.size - 1, meta[WORDS]
+    if n < 0 or indptr[0] != 0 or (mode != LOOKUP and rows.size != n):
+        return refuse(info, BAD_INDPTR, 0, n, -1, indptr[0] if indptr.size else 0, rows.size, 0)
+    if mode != LOOKUP:
+        code = check_rows(info, state, rows, n)
+        if code != OK:
+            return code
+    needed, end = i64(0), i64(0)
+    for i in range(n):
+        row = rows[i] if mode != LOOKUP else i
+        begin, end = end, indptr[i + 1]
+        count = end - begin
+        if count < 0 or end * per * stride > words.size:
+            return refuse(info, BAD_INDPTR, 0, i + 1, row, end, begin, 0)
+        known = scan(words, begin, count, per, stride)
+        if known < 0:
+            return refuse(info, -known, 0, i, row, begin, end, 0)
+        if mode == LOOKUP:
+            continue
+        if lines[row * LINE_FIELDS + ROOT]:
+            return refuse(info, IN_USE, 0, i, row, 0, 0, 0)
+        if mode == MATCH:
+            continue
+        if count > meta[LARGEST]:
+            return refuse(info, NEVER, 0, i, row, count, meta[LARGEST], 0)
+        if limits[i] < 0:
+            return refuse(info, BAD_LIMIT, 0, i, row, limits[i], 0, 0)
+        if finals.size:
+            if finals[i] < 0 or finals[i] > count:
+                return refuse(info, BAD_FINAL, 0, i, row, finals[i], count, 0)
+            if finals[i] > known:
+                return refuse(info, UNKNOWN_TOKEN, 0, i, row, known, finals[i], 0)
+        for group in range(info.shape[0] - 1):
+            needed += columns(info, group, count)
+    if end * per * stride != words.size:
+        return refuse(info, BAD_INDPTR, 0, n, -1, end, words.size, 0)
+    meta[NEEDED] = needed
+    return OK
+
+
+@compiled(
+    i64(
+        *CACHE,
+        *[i64[::1]] * 2,
+        sealed(i32[::1]),
+        *[i64] * 2,
+        *[i64[::1]] * 3,
+        *[i64] * 2,
+        *[i64[::1]] * 2,
+        i64[:, ::1],
+    )
+)
+def admit(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    copies: I32,
+    rows: I64,
+    indptr: I64,
+    words: I32,
+    stride: int,
+    mode: int,
+    limits: I64,
+    finals: I64,
+    roots: I64,
+    headroom: int,
+    first: int,
+    path: I64,
+    cached: I64,
+    out: I64,
+) -> int:
+    """Look prompts up, or open rows on the prefixes found (MATCH), and compute up to limits[i] tokens behind (ADMIT).
+
+    Row after row, from row ``first`` on; where a row does not fit, or slots for nodes are short, the rows before it are
+    done, meta[SERVED] of them with meta[TOKENS] slots written, and the caller goes on or puts everything back.
+    """
+    per, unit = meta[WORDS], meta[UNIT]
+    width = NODE_FIELDS + meta[PARTS]
+    if first == 0:
+        meta[TOKENS] = 0
+        meta[AVAILABLE] = meta[FREE] + meta[CACHED]
+        meta[NEEDED] = 0
+    for i in range(first, indptr.size - 1):
+        hashed, compared = meta[HASHED], meta[COMPARED]
+        at, count = indptr[i] * per * stride, indptr[i + 1] - indptr[i]
+        root = i64(1)
+        if roots.size and roots[i]:
+            root = roots[i]
+        units = i64(0)
+        if root > 0 and meta[INDEXED]:
+            units = walk(info, meta, blocks, nodes, buckets, store, root, words, at, stride, count, path)
+        hit = units * unit
+        cached[i] = hit
+        if mode == LOOKUP:
+            meta[HASHED], meta[COMPARED] = hashed, compared
+            continue
+        row = rows[i]
+        target = hit
+        if mode == ADMIT:
+            target = min(count, hit + limits[i])
+            need = i64(0)
+            for group in range(info.shape[0] - 1):
+                need += columns(info, group, target) - columns(info, group, hit)
+            idle = idle_in(info, meta, blocks, nodes, units, path)
+            meta[NEEDED] += need
+            meta[AVAILABLE] -= idle
+            meta[SERVED] = i
+            if need and need + headroom > meta[FREE] + meta[CACHED] - idle:
+                meta[HASHED], meta[COMPARED] = hashed, compared
+                return SHORT_OF_BLOCKS
+            if meta[SLOTS] + (target - hit) // unit + 3 > nodes.size // width:
+                meta[NEEDED] -= need
+                meta[AVAILABLE] += idle
+                meta[HASHED], meta[COMPARED] = hashed, compared
+                return GROW
+        meta[QUERY_TOKENS] += count
+        meta[HIT_TOKENS] += hit
+        open_row(meta, nodes, lines, row, root)
+        if units:
+            take_prefix(info, state, entries, dirty, meta, blocks, nodes, buckets, store, lines, row, units, path)
+        if mode == MATCH:
+            continue
+        known = hit + scan(words, indptr[i] + hit, target - hit, per, stride)
+        final = known
+        if finals.size:
+            final = max(hit, min(finals[i], target))
+        serve(
+            info,
+            state,
+            entries,
+            dirty,
+            meta,
+            blocks,
+            nodes,
+            buckets,
+            store,
+            lines,
+            copies,
+            row,
+            target,
+            final,
+            words,
+            at + hit * per * stride,
+            stride,
+            out,
+            meta[TOKENS],
+        )
+        meta[TOKENS] += target - hit
+    meta[SERVED] = indptr.size - 1
+    return OK

@@ -1,0 +1,677 @@
+"""The verbs of a cache that lengthen, confirm, shorten, end and fork rows: one compiled call each.
+
+Each looks at everything before it changes anything; what it refuses it tells through the fault row of ``info`` and
+``meta``, as the loops of the tables do.
+"""
+
+import numpy as np
+
+from blocktable._cache_layout import (
+    BASE as DONE,
+)
+from blocktable._cache_layout import (
+    AVAILABLE,
+    BAD_FINAL,
+    BAD_LENGTH,
+    BAD_TOKEN,
+    BAD_TOKENS,
+    BLOCK_FIELDS,
+    CACHED,
+    CHAIN,
+    COPIES,
+    FENCE,
+    FINAL,
+    FREE,
+    GROW,
+    HEAD,
+    HEIRS,
+    I32,
+    I64,
+    IN_USE,
+    INDEX,
+    INDEXED,
+    LARGEST,
+    LATEST,
+    LENGTH,
+    LINE_FIELDS,
+    LISTS,
+    NEEDED,
+    NEVER,
+    NODE,
+    NODE_FIELDS,
+    NOT_IN_USE,
+    OTHER_SALT,
+    PARENT,
+    PARENT_SERIAL,
+    PARTS,
+    PIN,
+    PINS,
+    PLAN,
+    RANK,
+    REACH,
+    REF,
+    RETIRED,
+    ROOT,
+    SEAT,
+    SEAT_BASE,
+    DENSE,
+    SERIAL,
+    SERVED,
+    SHARED,
+    SHORT_OF_BLOCKS,
+    SLOTS,
+    SPAN,
+    TAIL,
+    TAIL_AT,
+    TAKEN,
+    TOO_SHORT,
+    UNIT,
+    UNKNOWN_TOKEN,
+    WIDEN,
+    WORDS,
+)
+from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._kernels import (
+    BAD_INDPTR,
+    BAD_ROW,
+    BASE,
+    BLOCK,
+    COUNT,
+    CP,
+    FULL,
+    GONE,
+    INTERLEAVE,
+    KIND,
+    OK,
+    ROWS,
+    STATE,
+    STATE_FIELDS,
+    WIDTH,
+    WINDOW,
+    check_rows,
+    copy_range,
+    owned,
+    refuse,
+    touch,
+)
+from blocktable._pool_kernels import adopt
+from blocktable._prefix_kernels import give_slot, go_on_from, take_slot, unseat
+from blocktable._row_kernels import (
+    TABLES,
+    advance,
+    columns,
+    dead,
+    drop_drafts,
+    first_unknown,
+    give_back,
+    put,
+    serve,
+    settle_final,
+)
+
+UNKNOWN = np.full(2, -1, np.int32)  # the words of a token that is not known yet
+
+CACHE = (*TABLES, *INDEX, i64[::1], i32[::1])  # info .. dirty, meta .. store, lines, copies
+
+
+@compiled(i64(sealed(i32[::1]), i64, i64, i64, i64))
+def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
+    """Return the first unknown of the tokens begin .. begin + count - 1 (count if none), or minus what is wrong.
+
+    With two words of input and one in the store, a token that needs both asks for a wider store.
+    """
+    if stride == 0:
+        return 0
+    at = begin * per * stride
+    lowest = i64(0)
+    if stride == 2:
+        wide = i64(0)
+        for i in range(count):
+            word = i64(words[at + 2 * i])
+            wide |= (word >> 31) ^ words[at + 2 * i + 1]
+            if word < lowest:
+                lowest = word
+        if wide:
+            return -WIDEN
+    else:
+        at += per - 1
+        for i in range(count):
+            word = i64(words[at + i * per])
+            if word < lowest:
+                lowest = word
+    if lowest == 0:
+        return count
+    first = count
+    step = per * stride
+    for i in range(count):
+        word = i64(words[at + i * step])
+        if word < 0:
+            if word != -1 or (per == 2 and words[at + i * step - 1] != -1):
+                return -BAD_TOKEN
+            if first == count:
+                first = i
+    return first
+
+
+@compiled(i64(*TABLES[:3], *LISTS, i64[::1], i64, i64, i64))
+def pretend(
+    info: I64, state: I32, entries: I32, meta: I64, blocks: I32, lines: I64, row: int, count: int, step: int
+) -> int:
+    """Take from owners' counts what lengthening a row by ``count`` will take (step -1), or put that back (step 1).
+
+    Returns the blocks it comes to: those that windows give back to the pool, less those that shared blocks need.
+    """
+    total = info[info.shape[0] - 1, ROWS]
+    line = row * LINE_FIELDS
+    gain = i64(0)
+    if step < 0:
+        lines[line + TAKEN] = 0
+    for group in range(info.shape[0] - 1):
+        here = (group * total + row) * STATE_FIELDS
+        live = i64(state[here + COUNT])
+        start = info[group, BASE] + row * info[group, WIDTH]
+        kind = info[group, KIND]
+        first = i64(0)
+        if kind != STATE:
+            first = lines[line + LENGTH] // info[group, SPAN]
+            if kind != FULL:
+                for column in range(i64(state[here + GONE]), dead(info, group, lines[line + FINAL])):
+                    at = i64(entries[start + column]) * BLOCK_FIELDS
+                    blocks[at + REF] += step
+                    if blocks[at + REF] == 0 and blocks[at + PINS] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
+                        gain += 1
+        if lines[line + SHARED] == 0 or count == 0:
+            continue
+        bit = i64(1) << group
+        for column in range(first, live):
+            at = i64(entries[start + column]) * BLOCK_FIELDS
+            if step < 0:
+                if blocks[at + REF] > 1:
+                    lines[line + TAKEN] |= bit
+                    blocks[at + REF] -= 1
+                    gain -= 1
+            elif lines[line + TAKEN] & bit:
+                blocks[at + REF] += 1
+    return gain
+
+
+@compiled(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
+def open_row(meta: I64, nodes: I64, lines: I64, row: int, root: int) -> None:
+    """Take a row into use, empty, under a salt's root."""
+    line = row * LINE_FIELDS
+    for field in range(LINE_FIELDS):
+        lines[line + field] = 0
+    at = root * (NODE_FIELDS + meta[PARTS])
+    lines[line + ROOT] = root
+    nodes[at + HEIRS] += PIN
+    if meta[INDEXED]:
+        lines[line + NODE] = root
+        nodes[at + HEIRS] += PIN
+
+
+@compiled(
+    i64(*CACHE, i64[::1], i64[::1], sealed(i32[::1]), i64, i64[::1], i64[::1], i64, i64, i64[:, ::1])
+)
+def extend(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    copies: I32,
+    rows: I64,
+    indptr: I64,
+    words: I32,
+    stride: int,
+    finals: I64,
+    roots: I64,
+    headroom: int,
+    partial: int,
+    out: I64,
+) -> int:
+    """Lengthen rows by indptr[i + 1] - indptr[i] tokens each, or with ``partial`` as many of the first rows as fit.
+
+    The first loop decides, and finds the rows for which nothing but tokens and slots is to be written: most rows of
+    most steps. meta[SERVED] counts the rows served.
+    """
+    n, groups = rows.size, info.shape[0] - 1
+    total, unit, per = info[groups, ROWS], meta[UNIT], meta[WORDS]
+    width = NODE_FIELDS + meta[PARTS]
+    if indptr.size != n + 1 or indptr[0] != 0:
+        return refuse(info, BAD_INDPTR, 0, 0, -1, indptr[0] if indptr.size else 0, 0, 0)
+    code = check_rows(info, state, rows, n)
+    if code != OK:
+        return code
+    available = meta[FREE] + meta[CACHED]
+    needed = gained = shared = pretended = end = i64(0)
+    served, short_needed, short_gained = i64(-1), i64(0), i64(0)
+    code = i64(OK)
+    for i in range(n):
+        row = rows[i]
+        line = row * LINE_FIELDS
+        begin, end = end, indptr[i + 1]
+        count = end - begin
+        if count < 0 or (stride and end * per * stride > words.size):
+            code = refuse(info, BAD_INDPTR, 0, i + 1, row, end, begin, 0)
+            break
+        length, root = lines[line + LENGTH], lines[line + ROOT]
+        to = length + count
+        if to > meta[LARGEST]:
+            code = refuse(info, NEVER, 0, i, row, to, meta[LARGEST], 0)
+            break
+        if roots.size and root and roots[i] and roots[i] != root:
+            code = refuse(info, OTHER_SALT, 0, i, row, 0, 0, 0)
+            break
+        known = scan(words, begin, count, per, stride)
+        if known < 0:
+            code = refuse(info, -known, 0, i, row, begin, end, 0)
+            break
+        mark = lines[line + FINAL]
+        final = length + known
+        if mark < length:
+            first = first_unknown(meta, nodes, store, lines, row, mark, length, UNKNOWN, 0, 0)
+            if first < length:
+                final = first
+        if finals.size:
+            wish = finals[i]
+            if wish < 0 or wish > to:
+                code = refuse(info, BAD_FINAL, 0, i, row, wish, to, 0)
+                break
+            if wish > final:
+                code = refuse(info, UNKNOWN_TOKEN, 0, i, row, final, wish, 0)
+                break
+            final = max(wish, mark)
+        tail = lines[line + TAIL]
+        # Nothing to be made: a draft with room, no unit complete, nothing shared, a block with room in every group.
+        easy = (
+            tail != 0
+            and to - lines[line + TAIL_AT] <= unit
+            and final < lines[line + DONE] + unit
+            and lines[line + SHARED] == 0
+        )
+        need = i64(0)
+        moves = lines[line + SHARED]
+        for group in range(groups):
+            here = (group * total + row) * STATE_FIELDS
+            live = i64(state[here + COUNT])
+            if info[group, KIND] == STATE:
+                if live == 0:
+                    need += columns(info, group, to)
+            else:
+                if to > live * info[group, SPAN]:
+                    need += columns(info, group, to) - live
+                if info[group, KIND] != FULL and dead(info, group, mark) > state[here + GONE]:
+                    moves = 1
+        if moves:
+            easy = False
+            gain = pretend(info, state, entries, meta, blocks, lines, row, count, -1)
+            taken = lines[line + TAKEN]
+            pretended = i + 1
+            gained += gain
+            if taken:  # blocks to copy: counted as needed, so that gains are what windows give back
+                for group in range(groups):
+                    if taken >> group & 1:
+                        many = columns(info, group, 1)
+                        need += many
+                        shared += many
+                        gained += many
+        needed += need
+        lines[line + PLAN] = final if easy and need == 0 else -1 - final
+        if need and served < 0 and needed + headroom > available + gained:
+            served, short_needed, short_gained = i, needed, gained
+            if partial:
+                break
+    if code == OK and indptr[n] > out.shape[1]:
+        code = refuse(info, BAD_INDPTR, 0, n, -1, indptr[n], out.shape[1], 0)
+    if code == OK and stride and indptr[n] * per * stride != words.size and not (partial and served >= 0):
+        code = refuse(info, BAD_INDPTR, 0, n, -1, indptr[n], words.size // (per * stride), 0)
+    for back in range(pretended):
+        row = rows[pretended - 1 - back]
+        if lines[row * LINE_FIELDS + PLAN] < 0:
+            pretend(info, state, entries, meta, blocks, lines, row, 1, 1)
+    if code != OK:
+        return code
+    if served >= 0 and not partial:
+        if needed + headroom <= available + gained:
+            needed, gained = short_needed, short_gained
+        meta[NEEDED], meta[AVAILABLE], meta[SERVED] = needed, available + gained, served
+        return SHORT_OF_BLOCKS
+    if served < 0:
+        served = n
+    if meta[SLOTS] + indptr[served] // unit + n + 1 > nodes.size // width or 3 * (meta[COPIES] + shared) > copies.size:
+        meta[NEEDED] = indptr[served] // unit + n + 1
+        return GROW
+    meta[SERVED] = served
+    rank = meta[RANK]
+    for i in range(served):
+        row = rows[i]
+        line = row * LINE_FIELDS
+        begin = indptr[i]
+        count = indptr[i + 1] - begin
+        length, plan = lines[line + LENGTH], lines[line + PLAN]
+        if plan < 0:
+            if lines[line + ROOT] == 0:
+                open_row(meta, nodes, lines, row, max(roots[i], 1) if roots.size else 1)
+            serve(
+                info,
+                state,
+                entries,
+                dirty,
+                meta,
+                blocks,
+                nodes,
+                buckets,
+                store,
+                lines,
+                copies,
+                row,
+                length + count,
+                -1 - plan,
+                words,
+                begin * per * stride,
+                stride,
+                out,
+                begin,
+            )
+            continue
+        target = (lines[line + TAIL] * unit + length - lines[line + TAIL_AT]) * per
+        source = begin * per * stride
+        for k in range(count * per):
+            store[target + k] = words[source + k * stride]
+        lines[line + LENGTH] = length + count
+        lines[line + FINAL] = plan
+        for group in range(groups):
+            if info[group, KIND] == STATE:
+                for token in range(begin, begin + count):
+                    out[group, token] = -1
+                continue
+            last = i64(state[(group * total + row) * STATE_FIELDS + COUNT]) - 1
+            at = i64(entries[info[group, BASE] + row * info[group, WIDTH] + last]) * info[group, BLOCK]
+            offset = length - last * info[group, SPAN]
+            if info[group, CP] == 1:
+                for token in range(count):
+                    out[group, begin + token] = at + offset + token
+            else:
+                for token in range(count):
+                    out[group, begin + token] = owned(
+                        at, offset + token, info[group, INTERLEAVE], info[group, CP], rank
+                    )
+    return OK
+
+
+@compiled(i64(*CACHE, i64[::1], i64[::1], i64[::1], sealed(i32[::1]), i64))
+def confirm(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    copies: I32,
+    rows: I64,
+    lengths: I64,
+    indptr: I64,
+    words: I32,
+    stride: int,
+) -> int:
+    """Raise the final marks of rows to lengths[i], with the tokens between the old mark and the new if given."""
+    n, per = rows.size, meta[WORDS]
+    code = check_rows(info, state, rows, n)
+    if code != OK:
+        return code
+    if stride and (indptr.size != n + 1 or indptr[0] != 0 or indptr[n] * per * stride != words.size):
+        return refuse(info, BAD_INDPTR, 0, n, -1, indptr[0] if indptr.size else 0, words.size, 0)
+    for i in range(n):
+        row, length = rows[i], lengths[i]
+        line = row * LINE_FIELDS
+        if lines[line + ROOT] == 0:
+            return refuse(info, NOT_IN_USE, 0, i, row, 0, 0, 0)
+        mark = lines[line + FINAL]
+        if length < mark or length > lines[line + LENGTH]:
+            return refuse(info, BAD_FINAL, 0, i, row, length, lines[line + LENGTH], mark)
+        at = i64(0)
+        if stride:
+            if indptr[i + 1] - indptr[i] != length - mark:
+                return refuse(info, BAD_TOKENS, 0, i, row, indptr[i + 1] - indptr[i], length - mark, mark)
+            known = scan(words, indptr[i], length - mark, per, stride)
+            if known < 0:
+                return refuse(info, -known, 0, i, row, indptr[i], indptr[i + 1], 0)
+            at = indptr[i] * per * stride
+        first = first_unknown(meta, nodes, store, lines, row, mark, length, words, at, stride)
+        if first < length:
+            return refuse(info, UNKNOWN_TOKEN, 0, i, row, first, length, mark)
+    for i in range(n):
+        row, length = rows[i], lengths[i]
+        mark = lines[row * LINE_FIELDS + FINAL]
+        if stride:
+            at, step = indptr[i] * per * stride, per * stride
+            known = scan(words, indptr[i], length - mark, per, stride)
+            put(meta, nodes, store, lines, row, mark, mark + known, words, at, stride)
+            for position in range(mark + known, length):
+                if words[at + (position - mark + 1) * step - stride] >= 0:
+                    put(
+                        meta,
+                        nodes,
+                        store,
+                        lines,
+                        row,
+                        position,
+                        position + 1,
+                        words,
+                        at + (position - mark) * step,
+                        stride,
+                    )
+        settle_final(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, length)
+        advance(info, state, entries, dirty, meta, blocks, copies, row, length)
+    return OK
+
+
+@compiled(i64(i64[:, ::1], i32[::1], i64[::1], i64, i64))
+def least_length(info: I64, state: I32, lines: I64, row: int, length: int) -> int:
+    """Return the least length a row may be cut to: what its windows read behind it is still there, and its state."""
+    total = info[info.shape[0] - 1, ROWS]
+    least = i64(0)
+    for group in range(info.shape[0] - 1):
+        gone = i64(state[(group * total + row) * STATE_FIELDS + GONE])
+        kind, reach = info[group, KIND], info[group, REACH]
+        need = i64(0)
+        if kind == STATE:
+            need = lines[row * LINE_FIELDS + FINAL]
+        elif gone and kind == WINDOW:
+            need = gone * info[group, SPAN] + reach - 1
+        elif gone:
+            need = (gone * info[group, SPAN] + reach - 1) // reach * reach
+        least = max(least, need)
+    return least
+
+
+@compiled(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
+def reopen(
+    info: I64,
+    state: I32,
+    entries: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    row: int,
+    length: int,
+) -> None:
+    """Let a row go on from ``length`` below BASE: the unit it falls in becomes a draft again, and is a node no more.
+
+    Blocks of that unit that another row holds go on backing the node: there it is still whole.
+    """
+    unit, parts = meta[UNIT], meta[PARTS]
+    width, words = NODE_FIELDS + parts, unit * meta[WORDS]
+    line = row * LINE_FIELDS
+    done, before = lines[line + DONE], lines[line + NODE]
+    index = length // unit
+    inside, node = before, before  # the node of the unit that ``length`` falls in, and the one before it
+    if before:
+        for _ in range(done // unit - index):
+            inside = node
+            if node == 0 or nodes[nodes[node * width + PARENT] * width + SERIAL] != nodes[node * width + PARENT_SERIAL]:
+                node = 0
+            else:
+                node = nodes[node * width + PARENT]
+    if length == 0 and meta[INDEXED]:
+        node = lines[line + ROOT]
+    draft = i64(0)
+    if length > index * unit:
+        draft = take_slot(meta, nodes)
+        for i in range(words):
+            store[draft * words + i] = store[inside * words + i]
+    lines[line + HEAD] = draft
+    lines[line + TAIL] = draft
+    lines[line + TAIL_AT] = index * unit
+    lines[line + DONE] = index * unit
+    lines[line + NODE] = node
+    go_on_from(meta, blocks, nodes, buckets, store, node, 0)
+    total = info[info.shape[0] - 1, ROWS]
+    for group in range(info.shape[0] - 1):
+        live = i64(state[(group * total + row) * STATE_FIELDS + COUNT])
+        start = info[group, BASE] + row * info[group, WIDTH]
+        dense = info[group, DENSE]
+        for column in range(index * dense, min(live, (index + 1) * dense)):
+            block = i64(entries[start + column])
+            if block and blocks[block * BLOCK_FIELDS + REF] == 1:
+                unseat(meta, blocks, nodes, buckets, store, block)
+    go_on_from(meta, blocks, nodes, buckets, store, 0, before)
+
+
+@compiled(i64(*CACHE, i64[::1], i64[::1], i64, i64))
+def shorten(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    copies: I32,
+    rows: I64,
+    lengths: I64,
+    fence: int,
+    close: int,
+) -> int:
+    """Cut rows to lengths[i] tokens, or with ``close`` take them out of use; their blocks wait for ``fence``."""
+    n = rows.size
+    width = NODE_FIELDS + meta[PARTS]
+    code = check_rows(info, state, rows, n)
+    if code != OK:
+        return code
+    for i in range(n):
+        row = rows[i]
+        line = row * LINE_FIELDS
+        if lines[line + ROOT] == 0:
+            return refuse(info, NOT_IN_USE, 0, i, row, 0, 0, 0)
+        if close:
+            continue
+        if lengths[i] < 0 or lengths[i] > lines[line + LENGTH]:
+            return refuse(info, BAD_LENGTH, 0, i, row, lengths[i], lines[line + LENGTH], 0)
+        least = least_length(info, state, lines, row, lengths[i])
+        if lengths[i] < least:
+            return refuse(info, TOO_SHORT, 0, i, row, lengths[i], least, 0)
+    if not close and meta[SLOTS] + n + 1 > nodes.size // width:
+        meta[NEEDED] = n + 1
+        return GROW
+    for i in range(n):
+        row = rows[i]
+        line = row * LINE_FIELDS
+        length = i64(0)
+        if not close:
+            length = lengths[i]
+        give_back(info, state, entries, dirty, meta, blocks, copies, row, length, fence)
+        drop_drafts(meta, nodes, lines, row, length if length > lines[line + DONE] else lines[line + DONE])
+        if close:
+            go_on_from(meta, blocks, nodes, buckets, store, 0, lines[line + NODE])
+            go_on_from(meta, blocks, nodes, buckets, store, 0, lines[line + ROOT])
+            for field in range(LINE_FIELDS):
+                lines[line + field] = 0
+            continue
+        if length < lines[line + LENGTH]:
+            lines[line + SHARED] = 1
+        lines[line + LENGTH] = length
+        if lines[line + FINAL] > length:
+            lines[line + FINAL] = length
+        if length < lines[line + DONE]:
+            reopen(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, length)
+    return OK
+
+
+@compiled(i64(*CACHE, i64, i64))
+def fork(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    lines: I64,
+    copies: I32,
+    row: int,
+    into: int,
+) -> int:
+    """Let an unused row hold what another holds: the same blocks, and drafts of its own with the same tokens."""
+    total, unit = info[info.shape[0] - 1, ROWS], meta[UNIT]
+    width, words = NODE_FIELDS + meta[PARTS], unit * meta[WORDS]
+    for name in (row, into):
+        if name < 0 or name >= total:
+            return refuse(info, BAD_ROW, 0, 0, name, name, total, 0)
+    source, target = row * LINE_FIELDS, into * LINE_FIELDS
+    if lines[source + ROOT] == 0:
+        return refuse(info, NOT_IN_USE, 0, 0, row, 0, 0, 0)
+    if lines[target + ROOT]:
+        return refuse(info, IN_USE, 0, 0, into, 0, 0, 0)
+    drafts = (lines[source + LENGTH] - lines[source + DONE] + unit - 1) // unit
+    if meta[SLOTS] + drafts + 1 > nodes.size // width:
+        meta[NEEDED] = drafts + 1
+        return GROW
+    lines[source + SHARED] = 1
+    for field in range(LINE_FIELDS):
+        lines[target + field] = lines[source + field]
+    nodes[lines[source + ROOT] * width + HEIRS] += PIN
+    if lines[source + NODE]:
+        nodes[lines[source + NODE] * width + HEIRS] += PIN
+    draft, before = lines[source + HEAD], i64(0)
+    while draft:
+        slot = take_slot(meta, nodes)
+        for i in range(words):
+            store[slot * words + i] = store[draft * words + i]
+        if before:
+            nodes[before * width + LATEST] = slot
+        else:
+            lines[target + HEAD] = slot
+        lines[target + TAIL] = slot
+        before = slot
+        draft = nodes[draft * width + LATEST]
+    for group in range(info.shape[0] - 1):
+        here, there = (group * total + row) * STATE_FIELDS, (group * total + into) * STATE_FIELDS
+        live = i64(state[here + COUNT])
+        start = info[group, BASE] + row * info[group, WIDTH]
+        for column in range(live):
+            block = i64(entries[start + column])
+            if block:
+                adopt(meta, blocks, block)
+        copy_range(entries, info[group, BASE] + into * info[group, WIDTH], entries, start, start + live)
+        touch(info, state, dirty, group, into, there, 0, live)
+        state[there + COUNT] = live
+        state[there + GONE] = state[here + GONE]
+    return OK

@@ -1,0 +1,199 @@
+"""The pool: a block leaves it for an owner, comes back from its last one, and waits in between as its content deserves.
+
+Blocks that hold nothing known are handed out first, the last returned before any other; then the idle blocks of the
+prefix index, the longest idle first. Both lists are threaded through the blocks, so that a hit takes an idle block out
+in O(1). Block 0 is both ends of the idle list; block NUM_BLOCKS, which is none, of the list of fenced ones, which is in
+the order of their fences.
+"""
+
+from blocktable._cache_layout import (
+    BLOCK_FIELDS,
+    CACHED,
+    COPIES,
+    EVICTIONS,
+    FENCE,
+    FENCED,
+    FREE,
+    FREE_TOP,
+    FRESH,
+    HELD,
+    I32,
+    I64,
+    INDEX,
+    LISTS,
+    NEXT,
+    NUM_BLOCKS,
+    PINS,
+    POPPED,
+    PREV,
+    PUSHED,
+    REF,
+    RETIRED,
+    SEAT,
+    TARGET,
+)
+from blocktable._jit import compiled, i32, i64, nothing
+from blocktable._prefix_kernels import unseat
+
+
+@compiled(nothing(i32[::1], i64, i64))
+def link_before(blocks: I32, block: int, after: int) -> None:
+    """Put a block in front of another one of a list."""
+    before = i64(blocks[after * BLOCK_FIELDS + PREV])
+    blocks[block * BLOCK_FIELDS + NEXT] = after
+    blocks[block * BLOCK_FIELDS + PREV] = before
+    blocks[before * BLOCK_FIELDS + NEXT] = block
+    blocks[after * BLOCK_FIELDS + PREV] = block
+
+
+@compiled(nothing(i32[::1], i64))
+def unlink(blocks: I32, block: int) -> None:
+    """Take a block out of its list."""
+    after, before = i64(blocks[block * BLOCK_FIELDS + NEXT]), i64(blocks[block * BLOCK_FIELDS + PREV])
+    blocks[before * BLOCK_FIELDS + NEXT] = after
+    blocks[after * BLOCK_FIELDS + PREV] = before
+
+
+@compiled(nothing(*LISTS, i64))
+def settle(meta: I64, blocks: I32, block: int) -> None:
+    """Put a block that nobody holds or reads where it may be reissued from."""
+    meta[PUSHED] += 1
+    if blocks[block * BLOCK_FIELDS + SEAT]:
+        link_before(blocks, block, 0)
+        meta[CACHED] += 1
+    else:
+        blocks[block * BLOCK_FIELDS + NEXT] = meta[FREE_TOP]
+        meta[FREE_TOP] = block
+        meta[FREE] += 1
+
+
+@compiled(i64(*INDEX))
+def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
+    """Hand out a block to its first owner; the caller has made sure that there is one."""
+    if meta[FREE]:
+        meta[FREE] -= 1
+        block = meta[FREE_TOP]
+        if block:
+            meta[FREE_TOP] = blocks[block * BLOCK_FIELDS + NEXT]
+        else:
+            block = meta[FRESH]
+            meta[FRESH] = block + 1
+    else:
+        block = i64(blocks[NEXT])
+        unlink(blocks, block)
+        meta[CACHED] -= 1
+        meta[EVICTIONS] += 1
+        unseat(meta, blocks, nodes, buckets, store, block)
+    blocks[block * BLOCK_FIELDS + REF] = 1
+    meta[HELD] += 1
+    meta[POPPED] += 1
+    return block
+
+
+@compiled(nothing(*LISTS, i64))
+def adopt(meta: I64, blocks: I32, block: int) -> None:
+    """Give a block one more owner; if it had none, it leaves the place where it waited."""
+    at = block * BLOCK_FIELDS
+    if blocks[at + REF] == 0:
+        meta[HELD] += 1
+        if blocks[at + FENCE] > meta[RETIRED]:
+            unlink(blocks, block)
+            meta[FENCED] -= 1
+        elif blocks[at + PINS]:
+            meta[FENCED] -= 1
+        else:
+            unlink(blocks, block)
+            meta[CACHED] -= 1
+    blocks[at + REF] += 1
+
+
+@compiled(nothing(*LISTS, i64))
+def unpin(meta: I64, blocks: I32, block: int) -> None:
+    """Note that one pending copy from a block is done or called off."""
+    at = block * BLOCK_FIELDS
+    blocks[at + PINS] -= 1
+    if blocks[at + PINS] == 0 and blocks[at + REF] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
+        meta[FENCED] -= 1
+        settle(meta, blocks, block)
+
+
+@compiled(nothing(*LISTS, i32[::1], i64))
+def call_off(meta: I64, blocks: I32, copies: I32, block: int) -> None:
+    """Drop the pending copy to a block whose only owner gave it back."""
+    blocks[block * BLOCK_FIELDS + PINS] -= TARGET
+    found = 0
+    for at in range(0, 3 * meta[COPIES], 3):
+        if found:
+            copies[at - 3] = copies[at]
+            copies[at - 2] = copies[at + 1]
+            copies[at - 1] = copies[at + 2]
+        elif copies[at + 2] == block:
+            found = i64(copies[at + 1])
+    meta[COPIES] -= 1
+    unpin(meta, blocks, found)
+
+
+@compiled(nothing(*LISTS, i32[::1], i64, i64))
+def release(meta: I64, blocks: I32, copies: I32, block: int, fence: int) -> None:
+    """Take one owner from a block; ``fence`` (0: none) is the step that may still read it."""
+    at = block * BLOCK_FIELDS
+    if fence > blocks[at + FENCE]:
+        blocks[at + FENCE] = fence
+    blocks[at + REF] -= 1
+    if blocks[at + REF]:
+        return
+    meta[HELD] -= 1
+    if blocks[at + PINS] >= TARGET:
+        call_off(meta, blocks, copies, block)
+    if blocks[at + FENCE] > meta[RETIRED]:
+        meta[FENCED] += 1
+        after = meta[NUM_BLOCKS]  # fences only rise: mostly the end of the list is its place
+        while True:
+            before = i64(blocks[after * BLOCK_FIELDS + PREV])
+            if before == meta[NUM_BLOCKS] or blocks[before * BLOCK_FIELDS + FENCE] <= blocks[at + FENCE]:
+                break
+            after = before
+        link_before(blocks, block, after)
+    elif blocks[at + PINS]:
+        meta[FENCED] += 1
+    else:
+        settle(meta, blocks, block)
+
+
+@compiled(nothing(*LISTS, i64))
+def retire(meta: I64, blocks: I32, fence: int) -> None:
+    """Let the blocks of every fence up to this one be reissued."""
+    end = meta[NUM_BLOCKS]
+    meta[RETIRED] = fence
+    block = i64(blocks[end * BLOCK_FIELDS + NEXT])
+    while block != end and blocks[block * BLOCK_FIELDS + FENCE] <= fence:
+        after = i64(blocks[block * BLOCK_FIELDS + NEXT])
+        unlink(blocks, block)
+        if blocks[block * BLOCK_FIELDS + PINS] == 0:
+            meta[FENCED] -= 1
+            settle(meta, blocks, block)
+        block = after
+
+
+@compiled(nothing(*LISTS, i32[::1]))
+def copied(meta: I64, blocks: I32, copies: I32) -> None:
+    """Note that every pending copy has left with a commit."""
+    for at in range(0, 3 * meta[COPIES], 3):
+        blocks[copies[at + 2] * BLOCK_FIELDS + PINS] -= TARGET
+        unpin(meta, blocks, i64(copies[at + 1]))
+    meta[COPIES] = 0
+
+
+@compiled(nothing(*LISTS))
+def free_idle(meta: I64, blocks: I32) -> None:
+    """Move the idle blocks, which back no node any more, to the stack of free ones."""
+    block = i64(blocks[NEXT])
+    while block:
+        after = i64(blocks[block * BLOCK_FIELDS + NEXT])
+        blocks[block * BLOCK_FIELDS + NEXT] = meta[FREE_TOP]
+        meta[FREE_TOP] = block
+        block = after
+    blocks[NEXT] = 0
+    blocks[PREV] = 0
+    meta[FREE] += meta[CACHED]
+    meta[CACHED] = 0
