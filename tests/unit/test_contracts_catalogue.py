@@ -8,7 +8,7 @@ from packaging.version import Version
 
 import blocktable.contracts
 from blocktable import CatalogueError, TokenMultiple
-from blocktable.contracts import known_engines, known_versions, list_contracts, resolve_engine
+from blocktable.contracts import known_engines, known_versions, list_contracts, lookup, resolve_engine
 from blocktable.contracts.catalogue import read_catalogue
 
 GOOD = """\
@@ -111,6 +111,13 @@ def test_wrong_data_is_named_by_file_line_entry_and_field(old, new, line, entry,
 def test_what_is_no_toml_is_named_by_file_and_line():
     with pytest.raises(CatalogueError, match=r"acme.toml: not valid TOML: .*line 2"):
         read_catalogue('engine = "acme"\nnonsense\n', "acme.toml")
+
+
+def test_a_release_that_no_entry_speaks_for_gets_the_nearest_entry():
+    acme = read_catalogue(GOOD, "acme.toml")
+    (nearest,) = lookup._nearest(acme, "SLIDE", Version("1"))
+    assert nearest.contract.versions == ">=2"
+    assert nearest.evidence(Version("1")) == "carried"
 
 
 def test_the_shipped_data_answers_for_every_backend_of_every_release():

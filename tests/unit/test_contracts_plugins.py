@@ -1,10 +1,13 @@
 """Contracts that installed packages declare: found by name, loaded late, and harmless when broken."""
 
+import importlib.metadata
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from blocktable.contracts import get_contract, list_contracts, plugins
 
 
 def install(site, name, entry_points, **files):
@@ -142,3 +145,28 @@ def test_wrong_data_in_a_plugin_is_named_by_file_and_line(site):
         """,
     )
     assert "acme_data/rules.toml:4: [[backend]] 1: min_width" in done.stdout
+
+
+def test_plugins_are_read_once_in_a_process(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    plugins.plugin_contracts.cache_clear()
+    install(site, "wrecked", {"wreck": "wrecked:THING"}, wrecked="THING = 3")
+    try:
+        with pytest.warns(RuntimeWarning, match="plugin 'wreck'"):
+            assert get_contract("ACME_DATA").kernel_block_sizes[0] == 16
+        monkeypatch.setattr(importlib.metadata, "entry_points", None)  # a second reading would fail
+        assert get_contract("ACME_ONE").name == "ACME_ONE"
+        assert "ACME_A" in [contract.name for contract in list_contracts("vllm")]
+        assert plugins.plugin_contracts()[1][0].startswith("plugin 'wreck' (wrecked:THING) failed: ArgumentError")
+    finally:
+        plugins.plugin_contracts.cache_clear()
+
+
+def test_a_broken_plugin_breaks_nobody_where_warnings_are_errors(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    plugins.plugin_contracts.cache_clear()
+    install(site, "wrecked2", {"wreck": "wrecked2"}, wrecked2="raise OSError")
+    try:
+        assert get_contract("ACME_ONE").name == "ACME_ONE"  # this suite turns warnings into errors
+    finally:
+        plugins.plugin_contracts.cache_clear()

@@ -15,9 +15,9 @@ def float_128(shape, block_size):
         raise ValueError("misaligned")
 
 
-def test_the_float_rule_agrees_with_the_float_expression_over_the_whole_sweep():
+def test_the_float_rule_agrees_with_the_float_expression_over_a_sweep():
     check_contract(
-        Contract("F", width_rule=FloatModulus(128)), float_128, block_sizes=range(1, 1025), widths=range(1, 65)
+        Contract("F", width_rule=FloatModulus(128)), float_128, block_sizes=range(1, 1025, 5), widths=range(1, 33)
     )
 
 
@@ -34,7 +34,7 @@ def test_a_bound_is_compared_at_a_given_longest_sequence():
     def validator(shape, block_size):
         assert shape[1] <= -(-1000 // block_size), "too wide"
 
-    check_contract(Contract("B", width_rule=AtMost()), validator, range(1, 65), range(1, 100), max_seq_len=1000)
+    check_contract(Contract("B", width_rule=AtMost()), validator, range(1, 65), range(1, 40), max_seq_len=1000)
     with pytest.raises(ContractError, match="max_seq_len was not given"):
         check_contract(Contract("B", width_rule=AtMost()), validator)
 
