@@ -126,7 +126,7 @@ def test_a_refusal_says_what_meets_what_and_how_to_mend_it(capsys: pytest.Captur
     first, error, ways, assumed = answer.out.splitlines()
     assert (
         first
-        == "refused  vllm 0.19.1 allocates 295 blocks per row; FLASHINFER_MLA needs a multiple of 4 (128 tokens / 32)"
+        == "refused    vllm 0.19.1 allocates 295 blocks per row; FLASHINFER_MLA needs a multiple of 4 (128 tokens / 32)"
     )
     assert error.endswith("stop with: ValueError: " + FLOAT_RULE.format(295, 32))
     assert ways.endswith(

@@ -155,7 +155,7 @@ def _as_json(answers: Sequence[Judgement]) -> str:
 
 
 def _rows(answer: Judgement) -> Iterator[Row]:
-    yield Row(_LABEL[answer.verdict], answer.reason, _COLOUR[answer.verdict])
+    yield Row(f"{_LABEL[answer.verdict]:<9}", answer.reason, _COLOUR[answer.verdict])
     for missing in answer.missing:
         yield Row("", f"missing: {missing}")
     if answer.error:
