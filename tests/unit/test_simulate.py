@@ -86,6 +86,13 @@ def test_the_youngest_is_preempted_and_computes_its_prompt_and_output_again() ->
     assert run.finish_step.tolist() == [3, 5]
 
 
+def test_blocks_that_a_prefill_takes_are_not_there_for_who_waits() -> None:
+    # Two blocks: step 2 computes the fifth prompt token in the second one, and leaves 3 tokens but no block.
+    run = simulation(trace_of((0.0, 5, 1), (0.0, 3, 1)), longest=8, num_blocks=3, token_budget=4)
+    run.run()
+    assert run.finish_step.tolist() == [2, 3]
+
+
 def test_a_request_of_no_output_ends_with_its_prompt() -> None:
     summary = simulation(trace_of((0.0, 5, 0), (0.0, 1, 1))).run()
     assert (summary.finished, summary.steps, summary.output_tokens, summary.computed_tokens) == (2, 1, 1, 6)
