@@ -98,7 +98,7 @@ class Tables(RuleBasedStateMachine):
     # ---- arguments, mostly right
 
     def rarely(self, rng: Rng) -> bool:
-        return rng.random() < 0.06
+        return rng.random() < 0.08
 
     def rows(self, rng: Rng) -> list[int]:
         if self.rarely(rng):
@@ -119,10 +119,10 @@ class Tables(RuleBasedStateMachine):
         if kind == "state" and rng.random() < 0.5:
             ids = [rng.choice([0, block]) for block in ids]
         elif kind in ("window", "chunked") and not any(old) and rng.random() < 0.5:
-            lead = rng.randint(0, len(ids))
+            lead = rng.choice([rng.randint(0, len(ids)), len(ids)])
             ids = [0] * lead + ids[lead:]
         if ids and self.rarely(rng):
-            ids[rng.randrange(len(ids))] = rng.choice([0, -1, largest + 1, 2**29 - 1, 2**31 - 1])
+            ids[rng.randrange(len(ids))] = rng.choice([0, 0, 0, -1, largest + 1, 2**31 - 1])
         return ids
 
     def ragged(self, rng: Rng, group: int, rows: list[int], *, fresh: bool) -> tuple[list[int], list[int]]:

@@ -1,0 +1,102 @@
+"""The blocks of a pool, one record each: who holds them, what they contain, and what keeps them from being reissued."""
+
+from dataclasses import dataclass, field
+
+Label = tuple[int, bytes, tuple[int, ...], int]
+"""What a block contains: (group, salt, all tokens up to the block's end, part of its unit)."""
+
+
+@dataclass
+class Block:
+    """One block. ``owners`` are rows (a row twice never happens); ``waiting`` says since when nobody holds it."""
+
+    owners: set[int] = field(default_factory=set)
+    label: Label | None = None
+    fence: int | None = None
+    copies: int = 0  # pending copies that read it
+    waiting: int = 0
+
+
+class Blocks:
+    """All blocks of a pool but the null block, in plain dictionaries; every question is answered by looking at them all."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.all = {block: Block() for block in range(1, num_blocks)}
+        self.retired: int | None = None
+        self.clock = 0
+
+    def fenced(self, block: int) -> bool:
+        """Return whether a step that is not retired, or a copy that is not committed, may still read a block."""
+        one = self.all[block]
+        running = one.fence is not None and (self.retired is None or one.fence > self.retired)
+        return running or one.copies > 0
+
+    def count(self) -> dict[str, int]:
+        """Return how many blocks are free, cached, held and fenced."""
+        found = {"free": 0, "cached": 0, "held": 0, "fenced": 0}
+        for block, one in self.all.items():
+            if one.owners:
+                found["held"] += 1
+            elif self.fenced(block):
+                found["fenced"] += 1
+            else:
+                found["free" if one.label is None else "cached"] += 1
+        return found
+
+    def reissuable(self) -> list[int]:
+        """Return the blocks that may be handed out next: empty ones if there are any, else the least recently used.
+
+        Of several that have waited equally long, one whose tokens another one continues is not yet on its turn.
+        """
+        idle = [block for block, one in self.all.items() if not one.owners and not self.fenced(block)]
+        empty = [block for block in idle if self.all[block].label is None]
+        if empty:
+            return empty
+        oldest = min((self.all[block].waiting for block in idle), default=0)
+        last = [block for block in idle if self.all[block].waiting == oldest]
+        return [block for block in last if not any(self._continues(other, block) for other in last)]
+
+    def _continues(self, other: int, block: int) -> bool:
+        longer, label = self.all[other].label, self.all[block].label
+        if longer is None or label is None or longer[:2] != label[:2]:
+            return False
+        return len(longer[2]) > len(label[2]) and longer[2][: len(label[2])] == label[2]
+
+    def available(self) -> int:
+        """Return how many blocks could be handed out now."""
+        counts = self.count()
+        return counts["free"] + counts["cached"]
+
+    def holding(self, label: Label) -> list[int]:
+        """Return the blocks that contain exactly this."""
+        return [block for block, one in self.all.items() if one.label == label]
+
+    def take(self, block: int, row: int) -> None:
+        """Hand out a block, empty, to its first owner."""
+        one = self.all[block]
+        one.owners, one.label, one.fence = {row}, None, None
+
+    def adopt(self, block: int, row: int) -> None:
+        """Give a block one more owner."""
+        self.all[block].owners.add(row)
+
+    def drop(self, block: int, row: int, fence: int | None) -> None:
+        """Take an owner from a block; a step numbered ``fence`` may still read it."""
+        one = self.all[block]
+        one.owners.remove(row)
+        one.waiting = self.clock
+        if fence is not None:
+            one.fence = fence if one.fence is None else max(one.fence, fence)
+
+    def retire(self, n: int) -> None:
+        """Let the blocks of every fence up to n be reissued."""
+        self.clock += 1
+        before = {block for block in self.all if self.fenced(block)}
+        self.retired = n if self.retired is None else max(self.retired, n)
+        self.woken(before)
+
+    def woken(self, before: set[int]) -> None:
+        """Blocks that waited behind a fence or a copy wait for their turn from now on."""
+        for block in before:
+            if not self.fenced(block):
+                self.all[block].waiting = self.clock
