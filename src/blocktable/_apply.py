@@ -1,15 +1,22 @@
-"""The compiled loop of a replica: write a delta into tables like the host's."""
+"""The compiled loops of a replica: look at all of a delta, then write it into tables like the host's.
 
-from blocktable._jit import compiled, i32, i64, sealed
+The looking comes first and covers everything, so that bytes from another process can neither write outside a row nor
+leave a state that the host could not have had: a refused delta changes nothing.
+"""
+
+from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
 from blocktable._kernels import (
     BAD_ID,
     BAD_SPAN,
     BASE,
     COUNT,
+    FULL,
     I32,
     I64,
     IDS,
+    KIND,
     OK,
+    RING,
     ROWS,
     SENT,
     STATE_FIELDS,
@@ -20,34 +27,126 @@ from blocktable._kernels import (
     refuse,
 )
 
+# What only a delta can be refused for: ids past the live count, or live entries that nobody sent.
+BAD_TAIL, BAD_GAP = 21, 22
+# The columns of a span
+GROUP, ROW, START, SPAN_COUNT, OFFSET, LIVE = range(6)
 
-@compiled(i64(*STATE_TYPES, i32[::1], sealed(i32[:, ::1]), sealed(i32[::1])))
-def apply(info: I64, state: I32, entries: I32, sent: I32, spans: I32, values: I32) -> int:
-    """Write a delta into a replica, after looking at all of it; ``sent`` keeps pace, so that a snapshot is possible."""
+DELTA_TYPES = (sealed(i32[:, ::1]), sealed(i32[::1]))
+
+
+@helper(i64(i64[:, ::1], DELTA_TYPES[0], DELTA_TYPES[1], i64))
+def check_span(info: I64, spans: I32, values: I32, i: int) -> int:
+    """Refuse a span outside its row, an id outside the pool, an id in the tail, or a null where none may be."""
+    group, row, live = spans[i, GROUP], spans[i, ROW], i64(spans[i, LIVE])
+    start, count, offset = i64(spans[i, START]), i64(spans[i, SPAN_COUNT]), i64(spans[i, OFFSET])
+    if group < 0 or group >= info.shape[0] - 1 or row < 0 or row >= info[info.shape[0] - 1, ROWS]:
+        return refuse(info, BAD_SPAN, group, i, row, row, info[info.shape[0] - 1, ROWS], start)
+    width, limit = info[group, WIDTH], info[group, IDS]
+    if start < 0 or count < 0 or start + count > width or live < 0 or live > width:
+        return refuse(info, BAD_SPAN, group, i, row, start + count, width, start)
+    if offset < -1 or (offset >= 0 and offset + count > values.size):
+        return refuse(info, BAD_SPAN, group, i, row, offset + count, values.size, start)
+    whole = info[group, KIND] == FULL or info[group, KIND] == RING  # every live entry is a block
+    if offset < 0:
+        if whole and count > 0 and start < live:
+            return refuse(info, BAD_GAP, group, i, row, 0, live, start)
+        return OK
+    for j in range(count):
+        value = values[offset + j]
+        if value < 0 or value >= limit:
+            return refuse(info, BAD_ID, group, i, row, value, limit, start + j)
+        if start + j >= live:
+            if value != 0:
+                return refuse(info, BAD_TAIL, group, i, row, value, live, start + j)
+        elif value == 0 and whole:
+            return refuse(info, BAD_GAP, group, i, row, 0, live, start + j)
+    return OK
+
+
+@helper(i64(*STATE_TYPES, DELTA_TYPES[0], i64, i64))
+def check_row(info: I64, state: I32, entries: I32, spans: I32, first: int, last: int) -> int:
+    """Refuse spans first .. last - 1, all of one row, that leave out entries between the old live count and the new."""
+    group, row, live = spans[first, GROUP], spans[first, ROW], i64(spans[first, LIVE])
+    before = i64(state[(group * info[info.shape[0] - 1, ROWS] + row) * STATE_FIELDS + COUNT])
+    start = info[group, BASE] + row * info[group, WIDTH]
+    whole = info[group, KIND] == FULL or info[group, KIND] == RING
+    at, end = min(live, before), max(live, before)
+    for i in range(first, last + 1):
+        # The entries from `at` up to the next span are not sent: they stay as they are, null past the old count.
+        upto = min(end, i64(spans[i, START])) if i < last else end
+        if live < before:
+            for column in range(at, upto):
+                # A device's entries are not at hand: there, only the host's own deltas are followed.
+                if entries.size > 0 and entries[start + column] != 0:
+                    return refuse(info, BAD_TAIL, group, first, row, entries[start + column], live, column)
+        elif whole and at < upto:
+            return refuse(info, BAD_GAP, group, first, row, 0, live, at)
+        if i < last:
+            at = max(at, i64(spans[i, START]) + i64(spans[i, SPAN_COUNT]))
+    return OK
+
+
+@helper(i64(*STATE_TYPES, *DELTA_TYPES))
+def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
+    """Look at all of a delta; cost: one pass over it."""
+    first = i64(0)
+    for i in range(spans.shape[0]):
+        code = check_span(info, spans, values, i)
+        if code != OK:
+            return code
+        last = i + 1
+        if (
+            last == spans.shape[0]
+            or spans[last, ROW] != spans[i, ROW]
+            or spans[last, GROUP] != spans[i, GROUP]
+            or spans[last, LIVE] != spans[i, LIVE]
+        ):
+            code = check_row(info, state, entries, spans, first, last)
+            if code != OK:
+                return code
+            first = i64(last)
+    return OK
+
+
+@helper(nothing(i64[:, ::1], i32[::1], DELTA_TYPES[0]))
+def write_counts(info: I64, state: I32, spans: I32) -> None:
+    """Take over the live count of every row that a delta names."""
     total = info[info.shape[0] - 1, ROWS]
     for i in range(spans.shape[0]):
-        group, row, offset = spans[i, 0], spans[i, 1], i64(spans[i, 4])
-        start, count, live = i64(spans[i, 2]), i64(spans[i, 3]), spans[i, 5]
-        if group < 0 or group >= info.shape[0] - 1 or row < 0 or row >= total:
-            return refuse(info, BAD_SPAN, group, i, row, row, total, start)
-        width = info[group, WIDTH]
-        if start < 0 or count < 0 or start + count > width or live < 0 or live > width:
-            return refuse(info, BAD_SPAN, group, i, row, start + count, width, start)
-        if offset < -1 or (offset >= 0 and offset + count > values.size):
-            return refuse(info, BAD_SPAN, group, i, row, offset + count, values.size, start)
-        if offset >= 0:
-            for j in range(offset, offset + count):
-                if values[j] < 0 or values[j] >= info[group, IDS]:
-                    return refuse(info, BAD_ID, group, i, row, values[j], info[group, IDS], start)
+        line = (spans[i, GROUP] * total + spans[i, ROW]) * STATE_FIELDS
+        state[line + COUNT] = spans[i, LIVE]
+        state[line + SENT] = spans[i, LIVE]
+
+
+@compiled(i64(*STATE_TYPES, *DELTA_TYPES))
+def apply(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
+    """Write a delta into a replica's tables."""
+    code = check(info, state, entries, spans, values)
+    if code != OK:
+        return code
     for i in range(spans.shape[0]):
-        group, row, offset, count = spans[i, 0], spans[i, 1], spans[i, 4], spans[i, 3]
-        at = info[group, BASE] + row * info[group, WIDTH] + spans[i, 2]
+        offset, count = i64(spans[i, OFFSET]), i64(spans[i, SPAN_COUNT])
+        at = info[spans[i, GROUP], BASE] + spans[i, ROW] * info[spans[i, GROUP], WIDTH] + spans[i, START]
         if offset < 0:
             fill_null(entries, at, at + count)
         else:
             copy_range(entries, at, values, offset, offset + count)
-        copy_range(sent, at, entries, at, at + count)
-        line = (group * total + row) * STATE_FIELDS
-        state[line + COUNT] = spans[i, 5]
-        state[line + SENT] = spans[i, 5]
+    write_counts(info, state, spans)
+    return OK
+
+
+@compiled(i64(*STATE_TYPES, *DELTA_TYPES, i32[::1]))
+def stage(info: I64, state: I32, entries: I32, spans: I32, values: I32, staging: I32) -> int:
+    """Take over a delta's counts and put its spans and values one after the other into a buffer to be sent."""
+    code = check(info, state, entries, spans, values)
+    if code != OK:
+        return code
+    at = i64(0)
+    for i in range(spans.shape[0]):
+        for field in range(6):
+            staging[at] = spans[i, field]
+            at += 1
+    copy_range(staging, at, values, 0, values.size)
+    write_counts(info, state, spans)
     return OK

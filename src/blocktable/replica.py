@@ -1,16 +1,17 @@
 """A mirror of the host tables in another place, kept equal by deltas alone (L11)."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
 from blocktable import _kernels as k
-from blocktable._apply import apply
+from blocktable._apply import BAD_GAP, BAD_TAIL, apply
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, DeltaError
 from blocktable.groups import as_groups
 from blocktable.snapshot import pack, unpack
-from blocktable.state import Shape, TableState
+from blocktable.state import Shape, TableState, busy
 
 
 class Replica(TableState):
@@ -31,6 +32,7 @@ class Replica(TableState):
 
     def __init__(self, groups: Any, *, max_rows: int) -> None:
         super().__init__([Shape.of(group) for group in as_groups(groups)], max_rows, None)
+        self._sent = self._entries  # a replica has nothing pending
         self._seq: int | None = None  # nothing applied yet: the first delta after an empty state will do
         self._origin = 0
 
@@ -40,7 +42,16 @@ class Replica(TableState):
         return self._seq or 0
 
     def apply(self, delta: Delta) -> None:
-        """Take over the changes of one commit; cost: one pass over its spans and values."""
+        """Take over the changes of one commit; cost: one pass over its spans and values.
+
+        Raises DeltaError, changing nothing, for a repeat, a gap, tables of another shape, a span outside its row, an id
+        outside the pool or behind the live count (L2, L3, L4, L11).
+        """
+        self._follow(delta)
+        self._take(delta, apply, delta.spans, delta.values)
+
+    def _follow(self, delta: Delta) -> None:
+        """Refuse what is not the next delta of these tables."""
         if not isinstance(delta, Delta):
             raise ArgumentError(
                 f"apply takes a Delta, got {type(delta).__name__}", law="L11", remedy="read bytes with Delta.from_bytes"
@@ -52,8 +63,18 @@ class Replica(TableState):
         if self._seq is not None and (delta.seq != self._seq + 1 or delta.origin != self._origin):
             what = "was already applied" if delta.seq <= self._seq else "does not follow"
             raise _refused(f"delta {delta.seq} {what}: this replica is at {self._seq}", delta, self._seq)
-        self._run("apply", apply, self._sent, delta.spans, delta.values)
-        self._seq, self._origin = delta.seq, delta.origin
+
+    def _take(self, delta: Delta, loop: Callable[..., int], *arguments: Any) -> None:
+        """Run a loop over a delta's arrays, alone; then this replica is at its seq."""
+        if not self._busy.acquire(blocking=False):
+            raise busy("apply")
+        try:
+            code = loop(self._info, self._state, self._entries, *arguments)
+            if code != k.OK:
+                raise _unlawful(code, delta, self._info[-1])
+            self._seq, self._origin = delta.seq, delta.origin
+        finally:
+            self._busy.release()
 
     def snapshot(self) -> bytes:
         """Return the state and its seq, for another replica to start from."""
@@ -68,6 +89,7 @@ class Replica(TableState):
         TableState.__init__(
             replica, [Shape(*(int(n) for n in row)) for row in snapshot.shapes], snapshot.counts.shape[1], None
         )
+        replica._sent = replica._entries
         replica._seq, replica._origin = snapshot.seq, snapshot.origin
         replica._fill(snapshot.counts, snapshot.live)
         return replica
@@ -79,7 +101,7 @@ class Replica(TableState):
         for g, row in np.argwhere(counts):
             start = int(self._info[g, k.BASE]) + int(row) * self.shapes[g].width
             count = int(counts[g, row])
-            self._entries[start : start + count] = self._sent[start : start + count] = live[begin : begin + count]
+            self._entries[start : start + count] = live[begin : begin + count]
             begin += count
 
 
@@ -88,5 +110,22 @@ def _refused(message: str, delta: Delta, seq: int) -> DeltaError:
         message,
         law="L11",
         values={"seq": delta.seq, "origin": delta.origin, "at": seq},
+        remedy="start from a snapshot: Replica.from_snapshot(host.snapshot())",
+    )
+
+
+def _unlawful(code: int, delta: Delta, scratch: Any) -> DeltaError:
+    """Return the error of a delta that no host sends, from the values that the loop left."""
+    fields = (k.FAULT_GROUP, k.FAULT_INDEX, k.FAULT_ROW, k.FAULT_VALUE, k.FAULT_LIMIT, k.FAULT_COLUMN)
+    group, index, row, value, limit, column = (int(scratch[field]) for field in fields)
+    law, what = {
+        k.BAD_ID: ("L3", f"block id {value} in column {column} is outside 0..{limit - 1}"),
+        BAD_TAIL: ("L4", f"block {value} in column {column} would lie behind its {limit} live blocks"),
+        BAD_GAP: ("L3", f"column {column} of its {limit} live blocks would be null"),
+    }.get(code, ("L2", f"it reaches {value}, the limit is {limit}"))
+    return DeltaError(
+        f"delta {delta.seq}: span {index} (row {row} of group {group}): {what}",
+        law=law,
+        values={"seq": delta.seq, "span": index, "group": group, "row": row, "column": column, "value": value},
         remedy="start from a snapshot: Replica.from_snapshot(host.snapshot())",
     )

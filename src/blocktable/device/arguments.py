@@ -1,0 +1,158 @@
+"""What a step is told: rows, lengths, token positions; checked where looking at them costs no wait.
+
+Lists, NumPy arrays and tensors in host memory are looked at, all of them, before anything is written. Tensors on a device
+are not: reading them would wait for the device. There the kernels take a row outside the tables for padding, and read and
+write nothing outside their own rows and buffers.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from blocktable import _kernels as k
+from blocktable._arrays import as_int64
+from blocktable._jit import compiled, i32, i64, sealed
+from blocktable._kernels import BLOCK, COUNT, CP, I32, I64, OK, RING, ROWS, STATE, STATE_FIELDS, refuse
+from blocktable.device.staging import Staging
+from blocktable.errors import ArgumentError
+
+BAD_LENGTH = 23
+
+
+@compiled(i64(i64[:, ::1], i32[::1], sealed(i64[::1]), sealed(i64[::1])))
+def check_rows(info: I64, state: I32, rows: I64, lengths: I64) -> int:
+    """Refuse a row outside the tables, and a length past a row's live blocks (of groups that hold every token)."""
+    total = info[info.shape[0] - 1, ROWS]
+    for i in range(rows.size):
+        if rows[i] < -1 or rows[i] >= total:
+            return refuse(info, k.BAD_ROW, 0, i, rows[i], rows[i], total, 0)
+    for i in range(lengths.size):
+        if rows[i] < 0:
+            continue
+        if lengths[i] < 0 or lengths[i] >= 2**31:
+            return refuse(info, BAD_LENGTH, 0, i, rows[i], lengths[i], 2**31 - 1, 0)
+        for group in range(info.shape[0] - 1):
+            if info[group, k.KIND] != STATE and info[group, k.KIND] != RING:
+                live = i64(state[(group * total + rows[i]) * STATE_FIELDS + COUNT])
+                room = live * info[group, BLOCK] * info[group, CP]
+                if lengths[i] > room:
+                    return refuse(info, BAD_LENGTH, group, i, rows[i], lengths[i], room, 0)
+    return OK
+
+
+def check_tokens(verb: str, query_start_loc: Any, positions: int, padded: int) -> None:
+    """Refuse offsets that do not cut the positions into one part per row, and more tokens than ``padded``."""
+    tokens = int(query_start_loc[-1])
+    if query_start_loc[0] != 0 or tokens > positions or (query_start_loc[1:] < query_start_loc[:-1]).any():
+        raise ArgumentError(
+            f"{verb}: query_start_loc does not cut {positions} positions into {len(query_start_loc) - 1} parts",
+            law="L7",
+            values={"rows": len(query_start_loc) - 1, "positions": positions, "tokens": tokens},
+            remedy="pass the running sum of the rows' token counts, with a leading 0",
+        )
+    if tokens > padded:
+        raise ArgumentError(
+            f"{verb}: {tokens} tokens do not fit padded={padded}",
+            law="L6",
+            values={"tokens": tokens, "padded": padded},
+            remedy="pad to at least the number of tokens",
+        )
+
+
+def on_host(value: Any, name: str, device: torch.device) -> Any:
+    """Return an argument as an int64 array where it lies in host memory, and None where it lies on ``device``."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
+            raise ArgumentError(
+                f"{name} must be a one-dimensional tensor of int32 or int64, got {value.dtype} {tuple(value.shape)}",
+                values={"name": name, "dtype": str(value.dtype), "shape": tuple(value.shape)},
+                remedy=f"pass {name} as integers, one per entry",
+            )
+        if value.device.type != "cpu":
+            if value.device != device or not value.is_contiguous():
+                raise ArgumentError(
+                    f"{name} is on {value.device}, contiguous: {value.is_contiguous()}; the tables are on {device}",
+                    values={"name": name, "device": str(value.device), "tables": str(device)},
+                    remedy="pass contiguous tensors on the tables' device, or arrays in host memory",
+                )
+            return None
+        value = value.numpy()
+    return as_int64(value, name)
+
+
+class Sender:
+    """Brings a call's arguments to the device: what lies on the host in one copy, what is there already as it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._staging = Staging(device, torch.int64)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return how many bytes went over so far."""
+        return self._staging.bytes_sent
+
+    def send(self, given: tuple[Any, ...], host: tuple[Any, ...]) -> list[Any]:
+        """Return tensors on the device for what was given; ``host`` holds the array of each that lies on the host.
+
+        None stays None. Raises ConcurrentUse where the device is two calls behind.
+        """
+        if self._device.type == "cpu":
+            return [None if array is None else torch.from_numpy(array) for array in host]
+        size = sum(array.size for array in host if array is not None)
+        found = list(given)
+        if size == 0:
+            empty = torch.empty(0, dtype=torch.int64, device=self._device)
+            return [there if array is None else empty for there, array in zip(found, host, strict=True)]
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                "arguments in host memory cannot be captured: a replay would not read them again",
+                values={"arguments": size},
+                remedy="pass tensors on the device, and write each step's values into them",
+            )
+        buffer, end = self._staging.fill(size), 0
+        for array in host:
+            if array is not None:
+                buffer[end : end + array.size] = array
+                end += array.size
+        sent, end = self._staging.send(size), 0
+        for i, array in enumerate(host):
+            if array is not None:
+                found[i] = sent[end : end + array.size]
+                end += array.size
+        return found
+
+
+def batch_fault(code: int, verb: str, scratch: Any) -> ArgumentError:
+    """Return the error of rows or lengths that were refused, from the values that the loop left."""
+    fields = (k.FAULT_GROUP, k.FAULT_INDEX, k.FAULT_ROW, k.FAULT_VALUE, k.FAULT_LIMIT)
+    group, index, row, value, limit = (int(scratch[field]) for field in fields)
+    values = {"group": group, "index": index, "row": row, "value": value, "limit": limit}
+    if code == BAD_LENGTH:
+        return ArgumentError(
+            f"{verb}: lengths[{index}] is {value}, row {row} of group {group} holds {limit} tokens at most",
+            law="L7",
+            values=values,
+            remedy="apply the delta that brought the row's blocks first, and pass lengths in tokens",
+        )
+    return ArgumentError(
+        f"{verb}: rows[{index}] is {row}, the tables have rows 0..{limit - 1}",
+        law="L2",
+        values=values,
+        remedy="pass rows within max_rows, or -1 for padding",
+    )
+
+
+def as_count(value: Any, name: str, least: int) -> int:
+    """Return a size as an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
+        raise ArgumentError(
+            f"{name} must be an integer of at least {least}, got {value!r}",
+            law="L6",
+            values={name: value, "least": least},
+            remedy=f"pass the size of the step with padding, at least {least}",
+        )
+    return int(value)
