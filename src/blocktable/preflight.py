@@ -149,9 +149,12 @@ def _installed(*packages: str) -> str | None:
 
     for package in packages:
         try:
-            return metadata.version(package)
+            # A package with damaged metadata has no version.
+            version: str | None = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+        if version:
+            return version
     return None
 
 
@@ -185,6 +188,10 @@ def _judge(launch: Launch) -> Judgement:
     if launch.cp_size > 1 and contract.cp_max_interleave and launch.cp_interleave > contract.cp_max_interleave:
         most = f"an interleave of at most {contract.cp_max_interleave}"
         return _refused(answer, f"{contract.name} takes {most} under context parallelism, got {launch.cp_interleave}")
+    if launch.cp_size > 1 and block % launch.cp_interleave:
+        sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
+        text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
+        return _refused(answer, f"an interleave of {launch.cp_interleave} does not divide blocks of {block}", text)
     try:
         geometry = _geometry(launch, contract, block)
     except GeometryError as error:
@@ -238,7 +245,7 @@ def _geometry(launch: Launch, contract: Contract, block: int) -> Geometry:
         contracts=(contract,),
         engine=launch.release,
         cp_size=launch.cp_size,
-        cp_interleave=launch.cp_interleave,
+        cp_interleave=launch.cp_interleave if launch.cp_size > 1 else 1,
     )
 
 

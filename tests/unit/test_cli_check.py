@@ -285,6 +285,11 @@ def test_context_parallelism_of_a_launch_line(capsys: pytest.CaptureFixture[str]
     assert (old.code, old.json["error"]) == (1, None)
     spread = f"{line} --attention-backend FLASHINFER_MLA -dcp 2 --cp-kv-cache-interleave-size 16"
     assert "interleave" in Answer(f"--engine vllm==0.32.0 -- {spread}", capsys).out
+    spread = f"--json --engine vllm==0.32.0 -- {line} --cp-kv-cache-interleave-size 64"
+    assert Answer(spread, capsys).code == 0  # of one rank nobody asks
+    wide = Answer(f"{spread} -dcp 2", capsys)
+    assert (wide.code, wide.json["error"][:30]) == (1, "AssertionError: Block_size(32)")
+    assert "--block-size 64" in wide.json["ways_out"]
 
 
 # Ways out

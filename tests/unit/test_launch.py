@@ -162,6 +162,8 @@ def test_speculation_and_sharding() -> None:
     )
     assert (launch.tensor_parallel, launch.decode_context_parallel, launch.prefill_context_parallel) == (8, 4, 2)
     assert launch.interleave == 16
+    assert read("vllm serve M --cp-kv-cache-interleave-size 64 --dcp-kv-cache-interleave-size 16").interleave == 16
+    assert read("vllm serve M --cp-kv-cache-interleave-size 64 --dcp-kv-cache-interleave-size 1").interleave == 64
     assert launch.speculative_tokens == 3
     assert read("vllm serve M -sc.num_speculative_tokens 5").speculative_tokens == 5
     assert read("vllm serve M --spec-tokens 2").speculative_tokens == 2

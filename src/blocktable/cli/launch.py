@@ -101,7 +101,7 @@ def read_launch(words: Sequence[str]) -> Launch:
             remedy="keep --attention-backend or the backend in --attention-config",
         )
     drafts = speculative.get("num_speculative_tokens") or 0
-    interleave = _size(flags, "cp_kv_cache_interleave_size", 1)
+    interleave = _size(flags, "dcp_kv_cache_interleave_size", 1)  # the older name wins where it says more than 1
     return Launch(
         model=flags.get("model"),
         backend=backend or configured,
@@ -112,7 +112,7 @@ def read_launch(words: Sequence[str]) -> Launch:
         tensor_parallel=_size(flags, "tensor_parallel_size", 1),
         decode_context_parallel=_size(flags, "decode_context_parallel_size", 1),
         prefill_context_parallel=_size(flags, "prefill_context_parallel_size", 1),
-        interleave=max(interleave, _size(flags, "dcp_kv_cache_interleave_size", 1)),
+        interleave=interleave if interleave > 1 else _size(flags, "cp_kv_cache_interleave_size", 1),
         speculative_tokens=_size(flags, "spec_tokens", drafts),
         environment=environment,
     )

@@ -107,7 +107,9 @@ def command(
 
 def _wrong(error: BaseException) -> NoReturn:
     text = str(error) or "out of memory"
-    typer.echo(f"error: {text}", err=True)
+    if isinstance(error, OSError):
+        text = f"cannot read {error.filename}: {error.strerror}"
+    typer.echo(f"blocktable simulate: {text}", err=True)
     raise typer.Exit(2)
 
 
