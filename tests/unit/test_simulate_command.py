@@ -142,8 +142,8 @@ def test_bad_lines_are_named_and_counted(trace: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing.jsonl"], "nothing.jsonl"),
-        (["."], "directory"),
+        (["nothing.jsonl"], "cannot read nothing.jsonl: No such file"),
+        (["."], "cannot read .: Is a directory"),
         (["--backend", "NO_SUCH_KERNEL"], "NO_SUCH_KERNEL"),
         (["--backend", "FLASHINFER_MLA", "--block-size", "48"], "48"),
         (["--block-size", "0"], "block-size"),
