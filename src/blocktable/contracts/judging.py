@@ -11,6 +11,7 @@ from blocktable.errors import ArgumentError, ContractError
 
 if TYPE_CHECKING:
     from blocktable.contracts.contract import Contract
+    from blocktable.contracts.rules import Widths
 
 __all__ = ["Table", "judge"]
 
@@ -53,7 +54,10 @@ def _width(contract: "Contract", table: Table) -> str:
     multiple, low, high = contract.width_rule.widths(table.block_size, table.max_seq_len)
     if width % multiple == 0 and width >= low and (high is None or width <= high):
         return ""
-    return f"needs {contract.width_rule.describe(table.block_size, table.max_seq_len)}, got {width} columns"
+    # Where the kernel has a text, it will take the place of ours.
+    return contract.error_text or (
+        f"needs {contract.width_rule.describe(table.block_size, table.max_seq_len)}, got {width} columns"
+    )
 
 
 def _block_size(contract: "Contract", table: Table) -> str:
@@ -95,28 +99,33 @@ _WIDTH_FIRST = (_layout, _min_width, _width, _block_size, _dtype, _strides)
 
 def _error(contract: "Contract", check: str, problem: str, table: Table) -> ContractError:
     """Return the error; ``raised`` in its values is empty where the kernel itself raises nothing and misreads."""
+    shape, block_size, max_seq_len, dtype, strides = table
+    raised, text = contract.raised, contract.error_text
+    if check != "width":
+        raised, _, text = dict(contract.refusals).get(check, "").partition(": ")
     values: dict[str, object] = {
         "contract": contract.name,
         "engine": contract.engine,
         "check": check,
-        **table._asdict(),
+        "shape": shape,
+        "width": shape[-1] if shape else 0,
+        "block_size": block_size,
+        "max_seq_len": max_seq_len,
+        "dtype": dtype,
+        "strides": strides,
+        "raised": raised,
+        "where": contract.where,
     }
-    values["width"] = table.shape[-1] if table.shape else 0
-    remedy = _REMEDIES.get(check, "")
     if check in ("width", "min_width"):
-        multiple, low, high = contract.widths(table.block_size, table.max_seq_len)
-        values |= {"multiple": multiple, "min_width": low, "max_width": high}
-        remedy = _better_width(table, multiple, low, high)
+        widths = contract.widths(block_size, max_seq_len)
+        values["multiple"], values["min_width"], values["max_width"] = widths
+        remedy = _better_width(table, widths)
     elif check == "block_size":
         remedy = f"use a kernel block of {describe_sizes(contract.kernel_block_sizes)} tokens"
-    raised, text = contract.raised, contract.error_text
-    if check != "width":
-        raised, _, text = dict(contract.refusals).get(check, "").partition(": ")
-    if text:
-        problem = text.format_map(_template_values(contract, values, table)) if "{" in text else text
     else:
-        problem = f"{contract.name} {problem}"
-    return ContractError(problem, law="L1", values=values | {"raised": raised, "where": contract.where}, remedy=remedy)
+        remedy = _REMEDIES[check]
+    words = _fill(text, values, table) if text else f"{contract.name} {problem}"
+    return ContractError(words, law="L1", values=values, remedy=remedy)
 
 
 _REMEDIES = {
@@ -126,20 +135,20 @@ _REMEDIES = {
 }
 
 
-def _template_values(contract: "Contract", values: dict[str, object], table: Table) -> dict[str, object]:
-    known: dict[str, object] = dict.fromkeys(FIELDS) | values
-    width, block = values["width"], table.block_size
-    return known | {
-        "name": contract.name,
-        "block_num": width,
-        "page_size": block,
+def _fill(text: str, values: dict[str, object], table: Table) -> str:
+    names: dict[str, object] = {
+        "name": values["contract"],
+        "block_num": values["width"],
+        "page_size": table.block_size,
         "batch": table.shape[0] if table.shape else 0,
         "rank": len(table.shape),
         "scalar_type": SCALAR_TYPES.get(table.dtype, "Other"),
     }
+    return text.format_map(dict.fromkeys(FIELDS, "?") | values | names)
 
 
-def _better_width(table: Table, multiple: int, low: int, high: int | None) -> str:
+def _better_width(table: Table, widths: "Widths") -> str:
+    multiple, low, high = widths
     width = align_up(max(table.shape[-1], low), multiple)
     if high is not None and width > high:
         width = high // multiple * multiple
