@@ -5,11 +5,9 @@ from blocktable._cache_layout import (
     AVAILABLE,
     BAD_FINAL,
     BAD_LIMIT,
-    BLOCK_FIELDS,
     CACHED,
     COMPARED,
     DENSE,
-    FENCE,
     FINAL,
     FREE,
     GROW,
@@ -28,16 +26,12 @@ from blocktable._cache_layout import (
     NODE,
     NODE_FIELDS,
     PARTS,
-    PINS,
     QUERY_TOKENS,
-    REF,
-    RETIRED,
     ROOT,
     SEAT_BASE,
     SERVED,
     SHORT_OF_BLOCKS,
     SLOTS,
-    SPAN,
     TOKENS,
     UNIT,
     UNKNOWN_TOKEN,
@@ -56,25 +50,23 @@ from blocktable._kernels import (
     KIND,
     OK,
     ROWS,
-    STATE,
     STATE_FIELDS,
     WIDTH,
     check_rows,
     refuse,
     touch,
 )
-from blocktable._pool_kernels import adopt
+from blocktable._pool_kernels import adopt, at_rest
 from blocktable._prefix_kernels import child, go_on_from
-from blocktable._row_kernels import TABLES, TEXT, columns, dead, serve
+from blocktable._row_kernels import TEXT, columns, dead, serve
 
 LOOKUP, MATCH, ADMIT = range(3)
 
 
-@compiled(i64(i64[:, ::1], *INDEX, i64, *TEXT, i64, i64[::1]))
+@compiled(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
 def walk(
     info: I64,
     meta: I64,
-    blocks: I32,
     nodes: I64,
     buckets: I32,
     store: I32,
@@ -97,7 +89,7 @@ def walk(
         path[spare + group] = 0
     node, best = root, i64(0)
     for index in range(min((count - 1) // meta[UNIT], spare)):
-        node = child(meta, blocks, nodes, buckets, store, node, words, at, stride)
+        node = child(meta, nodes, buckets, store, node, words, at, stride)
         if node == 0:
             break
         path[index] = node
@@ -131,9 +123,8 @@ def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64
             continue
         for column in range(dead(info, group, units * meta[UNIT]), units * dense):
             node = path[column // dense]
-            at = nodes[node * width + NODE_FIELDS + info[group, SEAT_BASE] + column % dense] * BLOCK_FIELDS
-            if blocks[at + REF] == 0 and blocks[at + PINS] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
-                idle += 1
+            seat = node * width + NODE_FIELDS + info[group, SEAT_BASE] + column % dense
+            idle += at_rest(meta, blocks, nodes[seat])
     return idle
 
 
@@ -176,22 +167,20 @@ def take_prefix(
         touch(info, state, dirty, group, row, here, gone, live)
         state[here + COUNT] = live
         state[here + GONE] = gone
-    go_on_from(meta, blocks, nodes, buckets, store, path[units - 1], lines[line + NODE])
+    go_on_from(meta, nodes, buckets, store, path[units - 1], lines[line + NODE])
     lines[line + NODE] = path[units - 1]
     lines[line + LENGTH] = tokens
     lines[line + FINAL] = tokens
     lines[line + DONE] = tokens
 
 
-@compiled(i64(i64[:, ::1], i32[::1], *INDEX, i64[::1], *[i64[::1]] * 2, sealed(i32[::1]), *[i64] * 2, *[i64[::1]] * 2))
+@compiled(
+    i64(i64[:, ::1], i32[::1], i64[::1], i64[::1], *[i64[::1]] * 2, sealed(i32[::1]), *[i64] * 2, *[i64[::1]] * 2)
+)
 def check_prompts(
     info: I64,
     state: I32,
     meta: I64,
-    blocks: I32,
-    nodes: I64,
-    buckets: I32,
-    store: I32,
     lines: I64,
     rows: I64,
     indptr: I64,
@@ -299,7 +288,7 @@ def admit(
             root = roots[i]
         units = i64(0)
         if root > 0 and meta[INDEXED]:
-            units = walk(info, meta, blocks, nodes, buckets, store, root, words, at, stride, count, path)
+            units = walk(info, meta, nodes, buckets, store, root, words, at, stride, count, path)
         hit = units * unit
         cached[i] = hit
         if mode == LOOKUP:

@@ -7,9 +7,6 @@ Each looks at everything before it changes anything; what it refuses it tells th
 import numpy as np
 
 from blocktable._cache_layout import (
-    BASE as DONE,
-)
-from blocktable._cache_layout import (
     AVAILABLE,
     BAD_FINAL,
     BAD_LENGTH,
@@ -17,9 +14,8 @@ from blocktable._cache_layout import (
     BAD_TOKENS,
     BLOCK_FIELDS,
     CACHED,
-    CHAIN,
     COPIES,
-    FENCE,
+    DENSE,
     FINAL,
     FREE,
     GROW,
@@ -50,11 +46,7 @@ from blocktable._cache_layout import (
     RANK,
     REACH,
     REF,
-    RETIRED,
     ROOT,
-    SEAT,
-    SEAT_BASE,
-    DENSE,
     SERIAL,
     SERVED,
     SHARED,
@@ -64,11 +56,15 @@ from blocktable._cache_layout import (
     TAIL,
     TAIL_AT,
     TAKEN,
+    TARGET,
     TOO_SHORT,
     UNIT,
     UNKNOWN_TOKEN,
     WIDEN,
     WORDS,
+)
+from blocktable._cache_layout import (
+    BASE as DONE,
 )
 from blocktable._jit import compiled, i32, i64, nothing, sealed
 from blocktable._kernels import (
@@ -94,8 +90,8 @@ from blocktable._kernels import (
     refuse,
     touch,
 )
-from blocktable._pool_kernels import adopt
-from blocktable._prefix_kernels import give_slot, go_on_from, take_slot, unseat
+from blocktable._pool_kernels import adopt, at_rest, source_of
+from blocktable._prefix_kernels import go_on_from, take_slot, unseat
 from blocktable._row_kernels import (
     TABLES,
     advance,
@@ -129,16 +125,14 @@ def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
         for i in range(count):
             word = i64(words[at + 2 * i])
             wide |= (word >> 31) ^ words[at + 2 * i + 1]
-            if word < lowest:
-                lowest = word
+            lowest = min(lowest, word)
         if wide:
             return -WIDEN
     else:
         at += per - 1
         for i in range(count):
             word = i64(words[at + i * per])
-            if word < lowest:
-                lowest = word
+            lowest = min(lowest, word)
     if lowest == 0:
         return count
     first = count
@@ -153,9 +147,18 @@ def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     return first
 
 
-@compiled(i64(*TABLES[:3], *LISTS, i64[::1], i64, i64, i64))
+@compiled(i64(*TABLES[:3], *LISTS, i64[::1], i32[::1], i64, i64, i64))
 def pretend(
-    info: I64, state: I32, entries: I32, meta: I64, blocks: I32, lines: I64, row: int, count: int, step: int
+    info: I64,
+    state: I32,
+    entries: I32,
+    meta: I64,
+    blocks: I32,
+    lines: I64,
+    copies: I32,
+    row: int,
+    count: int,
+    step: int,
 ) -> int:
     """Take from owners' counts what lengthening a row by ``count`` will take (step -1), or put that back (step 1).
 
@@ -176,10 +179,16 @@ def pretend(
             first = lines[line + LENGTH] // info[group, SPAN]
             if kind != FULL:
                 for column in range(i64(state[here + GONE]), dead(info, group, lines[line + FINAL])):
-                    at = i64(entries[start + column]) * BLOCK_FIELDS
-                    blocks[at + REF] += step
-                    if blocks[at + REF] == 0 and blocks[at + PINS] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
-                        gain += 1
+                    block = i64(entries[start + column])
+                    blocks[block * BLOCK_FIELDS + REF] += step
+                    owners = blocks[block * BLOCK_FIELDS + REF]
+                    if owners == 0:
+                        gain += at_rest(meta, blocks, block)
+                    if owners == (1 + step) // 2 and blocks[block * BLOCK_FIELDS + PINS] >= TARGET:
+                        # a copy to it is called off, and its source may be at rest in turn
+                        source = source_of(copies, block)
+                        blocks[source * BLOCK_FIELDS + PINS] += step
+                        gain += at_rest(meta, blocks, source)
         if lines[line + SHARED] == 0 or count == 0:
             continue
         bit = i64(1) << group
@@ -209,9 +218,7 @@ def open_row(meta: I64, nodes: I64, lines: I64, row: int, root: int) -> None:
         nodes[at + HEIRS] += PIN
 
 
-@compiled(
-    i64(*CACHE, i64[::1], i64[::1], sealed(i32[::1]), i64, i64[::1], i64[::1], i64, i64, i64[:, ::1])
-)
+@compiled(i64(*CACHE, i64[::1], i64[::1], sealed(i32[::1]), i64, i64[::1], i64[::1], i64, i64, i64[:, ::1]))
 def extend(
     info: I64,
     state: I32,
@@ -309,7 +316,7 @@ def extend(
                     moves = 1
         if moves:
             easy = False
-            gain = pretend(info, state, entries, meta, blocks, lines, row, count, -1)
+            gain = pretend(info, state, entries, meta, blocks, lines, copies, row, count, -1)
             taken = lines[line + TAKEN]
             pretended = i + 1
             gained += gain
@@ -333,7 +340,7 @@ def extend(
     for back in range(pretended):
         row = rows[pretended - 1 - back]
         if lines[row * LINE_FIELDS + PLAN] < 0:
-            pretend(info, state, entries, meta, blocks, lines, row, 1, 1)
+            pretend(info, state, entries, meta, blocks, lines, copies, row, 1, 1)
     if code != OK:
         return code
     if served >= 0 and not partial:
@@ -470,13 +477,13 @@ def confirm(
                         at + (position - mark) * step,
                         stride,
                     )
-        settle_final(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, length)
+        settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, length)
         advance(info, state, entries, dirty, meta, blocks, copies, row, length)
     return OK
 
 
-@compiled(i64(i64[:, ::1], i32[::1], i64[::1], i64, i64))
-def least_length(info: I64, state: I32, lines: I64, row: int, length: int) -> int:
+@compiled(i64(i64[:, ::1], i32[::1], i64[::1], i64))
+def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     """Return the least length a row may be cut to: what its windows read behind it is still there, and its state."""
     total = info[info.shape[0] - 1, ROWS]
     least = i64(0)
@@ -537,7 +544,7 @@ def reopen(
     lines[line + TAIL_AT] = index * unit
     lines[line + DONE] = index * unit
     lines[line + NODE] = node
-    go_on_from(meta, blocks, nodes, buckets, store, node, 0)
+    go_on_from(meta, nodes, buckets, store, node, 0)
     total = info[info.shape[0] - 1, ROWS]
     for group in range(info.shape[0] - 1):
         live = i64(state[(group * total + row) * STATE_FIELDS + COUNT])
@@ -547,7 +554,7 @@ def reopen(
             block = i64(entries[start + column])
             if block and blocks[block * BLOCK_FIELDS + REF] == 1:
                 unseat(meta, blocks, nodes, buckets, store, block)
-    go_on_from(meta, blocks, nodes, buckets, store, 0, before)
+    go_on_from(meta, nodes, buckets, store, 0, before)
 
 
 @compiled(i64(*CACHE, i64[::1], i64[::1], i64, i64))
@@ -583,7 +590,7 @@ def shorten(
             continue
         if lengths[i] < 0 or lengths[i] > lines[line + LENGTH]:
             return refuse(info, BAD_LENGTH, 0, i, row, lengths[i], lines[line + LENGTH], 0)
-        least = least_length(info, state, lines, row, lengths[i])
+        least = least_length(info, state, lines, row)
         if lengths[i] < least:
             return refuse(info, TOO_SHORT, 0, i, row, lengths[i], least, 0)
     if not close and meta[SLOTS] + n + 1 > nodes.size // width:
@@ -596,24 +603,23 @@ def shorten(
         if not close:
             length = lengths[i]
         give_back(info, state, entries, dirty, meta, blocks, copies, row, length, fence)
-        drop_drafts(meta, nodes, lines, row, length if length > lines[line + DONE] else lines[line + DONE])
+        drop_drafts(meta, nodes, lines, row, max(length, lines[line + DONE]))
         if close:
-            go_on_from(meta, blocks, nodes, buckets, store, 0, lines[line + NODE])
-            go_on_from(meta, blocks, nodes, buckets, store, 0, lines[line + ROOT])
+            go_on_from(meta, nodes, buckets, store, 0, lines[line + NODE])
+            go_on_from(meta, nodes, buckets, store, 0, lines[line + ROOT])
             for field in range(LINE_FIELDS):
                 lines[line + field] = 0
             continue
         if length < lines[line + LENGTH]:
             lines[line + SHARED] = 1
         lines[line + LENGTH] = length
-        if lines[line + FINAL] > length:
-            lines[line + FINAL] = length
+        lines[line + FINAL] = min(length, lines[line + FINAL])
         if length < lines[line + DONE]:
             reopen(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, length)
     return OK
 
 
-@compiled(i64(*CACHE, i64, i64))
+@compiled(i64(*TABLES, *INDEX[:3], i32[::1], i64[::1], i64, i64))
 def fork(
     info: I64,
     state: I32,
@@ -622,10 +628,8 @@ def fork(
     meta: I64,
     blocks: I32,
     nodes: I64,
-    buckets: I32,
     store: I32,
     lines: I64,
-    copies: I32,
     row: int,
     into: int,
 ) -> int:

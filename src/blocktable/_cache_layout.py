@@ -46,6 +46,7 @@ META_FIELDS = 40
     SLOTS,  # node slots in use
     SERIAL_LAST,
     BLOCKLESS,  # nodes in the list of those that no block backs
+    BLOCKLESS_MOST,  # more of them are forgotten, the oldest first
     COPIES,  # pending copies
     NUM_BLOCKS,
     UNIT,
@@ -68,7 +69,7 @@ META_FIELDS = 40
     AVAILABLE,
     SERVED,  # rows, and tokens, done before the call stopped
     TOKENS,
-) = range(34)
+) = range(35)
 
 LINE_FIELDS = 16
 (

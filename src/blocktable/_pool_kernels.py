@@ -117,10 +117,29 @@ def unpin(meta: I64, blocks: I32, block: int) -> None:
         settle(meta, blocks, block)
 
 
+@compiled(i64(*LISTS, i64))
+def at_rest(meta: I64, blocks: I32, block: int) -> int:
+    """Say whether a block has no owner and nobody still reads it: 1 if it can be reissued, else 0."""
+    at = block * BLOCK_FIELDS
+    if blocks[at + REF] or blocks[at + FENCE] > meta[RETIRED]:
+        return 0
+    return 1 if blocks[at + PINS] == 0 or blocks[at + PINS] == TARGET else 0
+
+
+@compiled(i64(i32[::1], i64))
+def source_of(copies: I32, block: int) -> int:
+    """Return the source of the pending copy to a block."""
+    at = 0
+    while copies[at + 2] != block:
+        at += 3
+    return i64(copies[at + 1])
+
+
 @compiled(nothing(*LISTS, i32[::1], i64))
 def call_off(meta: I64, blocks: I32, copies: I32, block: int) -> None:
     """Drop the pending copy to a block whose only owner gave it back."""
     blocks[block * BLOCK_FIELDS + PINS] -= TARGET
+    source = source_of(copies, block)
     found = 0
     for at in range(0, 3 * meta[COPIES], 3):
         if found:
@@ -128,17 +147,16 @@ def call_off(meta: I64, blocks: I32, copies: I32, block: int) -> None:
             copies[at - 2] = copies[at + 1]
             copies[at - 1] = copies[at + 2]
         elif copies[at + 2] == block:
-            found = i64(copies[at + 1])
+            found = 1
     meta[COPIES] -= 1
-    unpin(meta, blocks, found)
+    unpin(meta, blocks, source)
 
 
 @compiled(nothing(*LISTS, i32[::1], i64, i64))
 def release(meta: I64, blocks: I32, copies: I32, block: int, fence: int) -> None:
     """Take one owner from a block; ``fence`` (0: none) is the step that may still read it."""
     at = block * BLOCK_FIELDS
-    if fence > blocks[at + FENCE]:
-        blocks[at + FENCE] = fence
+    blocks[at + FENCE] = max(fence, i64(blocks[at + FENCE]))
     blocks[at + REF] -= 1
     if blocks[at + REF]:
         return

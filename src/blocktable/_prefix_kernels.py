@@ -3,7 +3,7 @@
 A node is (its parent's serial, the tokens of one unit); serials are never reused and tokens are compared, so that a hit
 is exact. A node's latest child is followed by comparing; only its other children are in the hash table, which finds a
 candidate and decides nothing. A node stays while a block backs it or one of its descendants, or a row goes on from it;
-nodes without a block form a list, and past NUM_BLOCKS of them the oldest is forgotten (its descendants then answer no
+nodes without a block form a list, and past BLOCKLESS_MOST of them the oldest is forgotten (its descendants then answer no
 more, since no path leads to them).
 
 Hashes are made of 31-bit steps, so that no product leaves 62 bits: plain Python computes the same.
@@ -13,6 +13,7 @@ from blocktable._cache_layout import (
     ABSENT,
     BLOCK_FIELDS,
     BLOCKLESS,
+    BLOCKLESS_MOST,
     CHAIN,
     COMPARED,
     HASHED,
@@ -119,10 +120,8 @@ def give_slot(meta: I64, nodes: I64, slot: int) -> None:
     meta[SLOTS] -= 1
 
 
-@compiled(i64(*INDEX, i64, sealed(i32[::1]), i64, i64))
-def child(
-    meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: int, words: I32, begin: int, stride: int
-) -> int:
+@compiled(i64(i64[::1], *INDEX[2:], i64, sealed(i32[::1]), i64, i64))
+def child(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, words: I32, begin: int, stride: int) -> int:
     """Return the child of a node for one unit of tokens, 0 if there is none."""
     width, count = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS]
     at = node * width
@@ -137,7 +136,9 @@ def child(
         return 0
     serial = nodes[at + SERIAL]
     meta[HASHED] += meta[UNIT]
-    found = i64(buckets[digest(words, begin, meta[UNIT], meta[WORDS] * stride, serial, meta[SEED]) & (buckets.size - 1)])
+    found = i64(
+        buckets[digest(words, begin, meta[UNIT], meta[WORDS] * stride, serial, meta[SEED]) & (buckets.size - 1)]
+    )
     while found:
         if nodes[found * width + PARENT_SERIAL] == serial and found != latest:
             meta[COMPARED] += meta[UNIT]
@@ -147,8 +148,8 @@ def child(
     return 0
 
 
-@compiled(i64(*INDEX, i64))
-def bucket_of(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: int) -> int:
+@compiled(i64(i64[::1], *INDEX[2:], i64))
+def bucket_of(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> int:
     """Return the bucket that a node belongs in."""
     count = meta[UNIT] * meta[WORDS]
     meta[HASHED] += meta[UNIT]
@@ -156,8 +157,8 @@ def bucket_of(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node
     return digest(store, node * count, meta[UNIT], meta[WORDS], serial, meta[SEED]) & (buckets.size - 1)
 
 
-@compiled(nothing(*INDEX, i64, i64))
-def plant(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, parent: int, node: int) -> None:
+@compiled(nothing(i64[::1], *INDEX[2:], i64, i64))
+def plant(meta: I64, nodes: I64, buckets: I32, store: I32, parent: int, node: int) -> None:
     """Make a slot whose tokens are in the store the latest child of a parent; the one before moves to the table."""
     width = NODE_FIELDS + meta[PARTS]
     at, up = node * width, parent * width
@@ -168,7 +169,7 @@ def plant(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, parent: 
     nodes[at + LATEST] = 0
     before = nodes[up + LATEST]
     if before and nodes[before * width + CHAIN] == ABSENT:
-        bucket = bucket_of(meta, blocks, nodes, buckets, store, before)
+        bucket = bucket_of(meta, nodes, buckets, store, before)
         nodes[before * width + CHAIN] = buckets[bucket]
         buckets[bucket] = before
     nodes[up + LATEST] = node
@@ -212,15 +213,15 @@ def backed(meta: I64, nodes: I64, node: int) -> int:
     return 0
 
 
-@compiled(nothing(*INDEX, i64))
-def uproot(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: int) -> None:
+@compiled(nothing(i64[::1], *INDEX[2:], i64))
+def uproot(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
     """Forget a node, and the ancestors that were there for it alone."""
     width = NODE_FIELDS + meta[PARTS]
     while True:
         at = node * width
         unlist_blockless(meta, nodes, node)
         if nodes[at + CHAIN] != ABSENT:
-            bucket = bucket_of(meta, blocks, nodes, buckets, store, node)
+            bucket = bucket_of(meta, nodes, buckets, store, node)
             other = i64(buckets[bucket])
             if other == node:
                 buckets[bucket] = nodes[at + CHAIN]
@@ -241,20 +242,20 @@ def uproot(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: i
         node = parent
 
 
-@compiled(nothing(*INDEX, i64))
-def bereave(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: int) -> None:
+@compiled(nothing(i64[::1], *INDEX[2:], i64))
+def bereave(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
     """Decide what becomes of a node that no block backs: gone without heirs, listed without a row."""
     at = node * (NODE_FIELDS + meta[PARTS])
     heirs = nodes[at + HEIRS]
     if nodes[at + PARENT_SERIAL] < 0 or heirs >= PIN:
         return  # a salt's root, or a row goes on from here
     if heirs == 0:
-        uproot(meta, blocks, nodes, buckets, store, node)
+        uproot(meta, nodes, buckets, store, node)
         return
     if nodes[at + OLDER] == ABSENT:
         list_blockless(meta, nodes, node)
-    if meta[BLOCKLESS] > meta[NUM_BLOCKS]:
-        uproot(meta, blocks, nodes, buckets, store, nodes[NEWER])
+    if meta[BLOCKLESS] > meta[BLOCKLESS_MOST]:
+        uproot(meta, nodes, buckets, store, nodes[NEWER])
 
 
 @compiled(nothing(*INDEX, i64))
@@ -271,7 +272,7 @@ def unseat(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, block: 
     if after == block:
         nodes[head] = 0
         if not backed(meta, nodes, node):
-            bereave(meta, blocks, nodes, buckets, store, node)
+            bereave(meta, nodes, buckets, store, node)
         return
     blocks[after * BLOCK_FIELDS + MATE_PREV] = before
     blocks[before * BLOCK_FIELDS + MATE_NEXT] = after
@@ -299,8 +300,8 @@ def take_seat(meta: I64, blocks: I32, nodes: I64, node: int, part: int, block: i
     blocks[first * BLOCK_FIELDS + MATE_PREV] = block
 
 
-@compiled(nothing(*INDEX, i64, i64))
-def go_on_from(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, node: int, before: int) -> None:
+@compiled(nothing(i64[::1], *INDEX[2:], i64, i64))
+def go_on_from(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, before: int) -> None:
     """Let a row that went on from node ``before`` go on from ``node``; either may be 0 for none."""
     width = NODE_FIELDS + meta[PARTS]
     if node == before:
@@ -311,7 +312,7 @@ def go_on_from(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, nod
     if before:
         nodes[before * width + HEIRS] -= PIN
         if not backed(meta, nodes, before):
-            bereave(meta, blocks, nodes, buckets, store, before)
+            bereave(meta, nodes, buckets, store, before)
 
 
 @compiled(nothing(*LISTS, i64[::1], i32[::1], i64[::1]))

@@ -31,7 +31,6 @@ from blocktable._cache_layout import (
     RANK,
     REACH,
     REF,
-    ROOT,
     SEAT,
     SEAT_BASE,
     SHARED,
@@ -173,9 +172,7 @@ def own(
         if info[group, KIND] == STATE:
             first = i64(0)
         for column in range(first, end):
-            replace_shared(
-                info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, group, row, column
-            )
+            replace_shared(info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, group, row, column)
 
 
 @compiled(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
@@ -233,10 +230,9 @@ def first_unknown(
     return end
 
 
-@compiled(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
+@compiled(nothing(i64[:, ::1], i32[::1], *INDEX, i64[::1], i64, i64))
 def settle_final(
     info: I64,
-    state: I32,
     entries: I32,
     meta: I64,
     blocks: I32,
@@ -261,12 +257,12 @@ def settle_final(
         if node == 0:
             give_slot(meta, nodes, draft)
         else:
-            found = child(meta, blocks, nodes, buckets, store, node, store, draft * words, 1)
+            found = child(meta, nodes, buckets, store, node, store, draft * words, 1)
             if found:
                 give_slot(meta, nodes, draft)
             else:
                 found = draft
-                plant(meta, blocks, nodes, buckets, store, node, found)
+                plant(meta, nodes, buckets, store, node, found)
             for group in range(info.shape[0] - 1):
                 dense = info[group, DENSE]
                 at = info[group, BASE] + row * info[group, WIDTH] + index * dense
@@ -274,7 +270,7 @@ def settle_final(
                     block = i64(entries[at + part])
                     if block and blocks[block * BLOCK_FIELDS + SEAT] == 0:
                         take_seat(meta, blocks, nodes, found, info[group, SEAT_BASE] + part, block)
-            go_on_from(meta, blocks, nodes, buckets, store, found, node)
+            go_on_from(meta, nodes, buckets, store, found, node)
             node = found
         draft = after
         done += unit
@@ -286,10 +282,8 @@ def settle_final(
         lines[line + TAIL] = 0
 
 
-@compiled(nothing(*TABLES[:3], i64[::1], i64, i64, i64, i64[:, ::1], i64))
-def write_slots(
-    info: I64, state: I32, entries: I32, meta: I64, row: int, begin: int, end: int, out: I64, at: int
-) -> None:
+@compiled(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64[:, ::1], i64))
+def write_slots(info: I64, entries: I32, meta: I64, row: int, begin: int, end: int, out: I64, at: int) -> None:
     """Write the slots of the positions begin .. end - 1 of a row to columns ``at`` on, for every group."""
     rank = meta[RANK]
     for group in range(info.shape[0] - 1):
@@ -313,9 +307,7 @@ def write_slots(
             offset = i64(0)
 
 
-@compiled(
-    nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64)
-)
+@compiled(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
 def serve(
     info: I64,
     state: I32,
@@ -356,9 +348,9 @@ def serve(
                 touch(info, state, dirty, group, row, here, live, want)
                 state[here + COUNT] = want
         put(meta, nodes, store, lines, row, length, end, words, at, stride)
-        write_slots(info, state, entries, meta, row, length, end, out, to)
+        write_slots(info, entries, meta, row, length, end, out, to)
         lines[line + LENGTH] = end
-    settle_final(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, final)
+    settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
 
 
 @compiled(nothing(i64[::1], i64[::1], i64[::1], i64, i64))

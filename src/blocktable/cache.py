@@ -96,7 +96,7 @@ class KVCache:
         parts = self._describe_groups()
         slots = self.num_blocks // max(parts, 1) + self.max_rows + 64
         meta = np.zeros(c.META_FIELDS, np.int64)
-        meta[c.NUM_BLOCKS] = self.num_blocks
+        meta[c.NUM_BLOCKS] = meta[c.BLOCKLESS_MOST] = self.num_blocks
         meta[c.FREE], meta[c.FRESH], meta[c.SLOT_FRESH] = self.num_blocks - 1, 1, 1
         meta[c.UNIT], meta[c.WORDS], meta[c.PARTS] = plan.unit, 1, parts
         meta[c.INDEXED] = bool(prefix_cache) and all(group.kind != "state" for group in self.groups)
@@ -245,10 +245,8 @@ class KVCache:
         self, verb: str, rows: Any, starts: Any, words: Any, tokens: Any, mode: int, limits: Any, finals: Any
     ) -> Any:
         """Refuse prompts that no state of the cache could take; return their words, in the width of the store."""
-        info, state, _, _, meta, blocks, nodes, buckets, store, lines, _ = self._core
-        code = a.check_prompts(
-            info, state, meta, blocks, nodes, buckets, store, lines, rows, starts, *words, mode, limits, finals
-        )
+        info, state = self._core[:2]
+        code = a.check_prompts(info, state, self._meta, self._lines, rows, starts, *words, mode, limits, finals)
         if code == c.WIDEN:
             self._widen(verb, tokens)
             return self._checked(verb, rows, starts, self._words(tokens), tokens, mode, limits, finals)
@@ -446,14 +444,19 @@ class KVCache:
             raise busy("fork")
         try:
             pair = _integer(row, "row", None), _integer(into, "into", None)
-            code = v.fork(*self._core, *pair)
+            code = self._forked(*pair)
             if code == c.GROW:
                 self._grow(int(self._meta[c.NEEDED]))
-                code = v.fork(*self._core, *pair)
+                code = self._forked(*pair)
             if code != k.OK:
                 raise self._refused(code, "fork", _NONE, 0)
         finally:
             self._busy.release()
+
+    def _forked(self, row: int, into: int) -> int:
+        info, state, entries, dirty, meta, blocks, nodes, _, store, lines, _ = self._core
+        code: int = v.fork(info, state, entries, dirty, meta, blocks, nodes, store, lines, row, into)
+        return code
 
     def acquire_rows(self, n: int) -> NDArray[np.int64]:
         """Return the ``n`` lowest row numbers not in use, int64; they stay unused until a verb opens them."""
@@ -536,7 +539,7 @@ class KVCache:
         """Look at every row, block and node (L2 to L5, L8 to L11); raise LawBroken. Cost: passes over all state."""
         self.tables.check()
         with self.tables._sole("check"):
-            audit(self.groups, self.max_rows, self._core)
+            audit(self._core)
 
     def __repr__(self) -> str:
         """Say what holds the pool."""
@@ -671,7 +674,9 @@ def _integer(value: Any, name: str, least: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
         bound = "" if least is None else f" of at least {least}"
         raise ArgumentError(
-            f"{name} must be an integer{bound}, got {value!r}", values={name: value}, remedy=f"pass {name} as an integer"
+            f"{name} must be an integer{bound}, got {value!r}",
+            values={name: value},
+            remedy=f"pass {name} as an integer",
         )
     return int(value)
 
