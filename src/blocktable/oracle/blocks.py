@@ -89,14 +89,16 @@ class Blocks:
             one.fence = fence if one.fence is None else max(one.fence, fence)
 
     def retire(self, n: int) -> None:
-        """Let the blocks of every fence up to n be reissued."""
+        """Let the blocks of every fence up to n be reissued; they wait for their turn from now on."""
         self.clock += 1
         before = {block for block in self.all if self.fenced(block)}
         self.retired = n if self.retired is None else max(self.retired, n)
-        self.woken(before)
-
-    def woken(self, before: set[int]) -> None:
-        """Blocks that waited behind a fence or a copy wait for their turn from now on."""
         for block in before:
             if not self.fenced(block):
                 self.all[block].waiting = self.clock
+
+    def copied(self, source: int) -> None:
+        """One copy fewer is going to read a block."""
+        self.all[source].copies -= 1
+        if not self.fenced(source):
+            self.all[source].waiting = self.clock

@@ -124,12 +124,13 @@ class CacheModel:
 
         Only the first is right, unless prefixes without a block were forgotten meanwhile.
         """
-        found = []
+        found: list[int] = []
+        if not self.cached:
+            return [0]
         for length in range((len(tokens) - 1) // self.unit * self.unit, 0, -self.unit):
             prefix = tuple(tokens[:length])
             wanted = [self._label(g, salt, tokens, column) for g, column in self._needed(length)]
-            known = self.cached and (salt, prefix) in self.known
-            if known and all(self.blocks.holding(label) for label in wanted):
+            if (salt, prefix) in self.known and all(self.blocks.holding(label) for label in wanted):
                 found.append(length)
                 if self._rooted(salt, prefix):
                     return found
@@ -197,15 +198,15 @@ class CacheModel:
         with self._all_or_nothing():
             self._prompts(rows, indptr, tokens)
             limits: list[Any] = [limit] * len(rows) if limit is None or isinstance(limit, int) else list(limit)
+            for i, row in enumerate(rows):
+                self._check_prompt(row, list(tokens[indptr[i] : indptr[i + 1]]), limits[i], final and final[i])
             slots: list[list[int]] = [[] for _ in self.groups]
             cached, needed = [], 0
             for i, row in enumerate(rows):
                 prompt = list(tokens[indptr[i] : indptr[i + 1]])
-                if len(prompt) > self.largest:
-                    raise Never(len(prompt), self.largest)
                 held: int = self._open(row, prompt, (salts[i] if salts else None) or b"")
                 end = len(prompt) if limits[i] is None else min(len(prompt), held + int(limits[i]))
-                mark = None if final is None else max(int(final[i]), held)
+                mark = None if final is None else min(max(int(final[i]), held), end)
                 needed += self._lengthen(row, prompt[held:end], mark, headroom, slots, needed)
                 cached.append(held)
             return cached, slots
@@ -227,22 +228,27 @@ class CacheModel:
             self._known_rows(rows)
             self._cuts(indptr, len(rows), given)
             parts = [given[a:b] for a, b in pairwise(indptr)]
-            for i, row in enumerate(rows):
-                self._check_extend(row, parts[i], None if final is None else final[i], salts and salts[i])
+            marks = [None] * len(rows) if final is None else final
+            given_salts = salts or [None] * len(rows)
             slots: list[list[int]] = [[] for _ in self.groups]
-            needed = 0
+            needed, served = 0, 0
             for i, row in enumerate(rows):
                 saved = self._saved()
-                self.rows.setdefault(row, self._new((salts and salts[i]) or b""))
-                mark = None if final is None else final[i]
+                self._check_extend(row, parts[i], marks[i], given_salts[i])
+                self.rows.setdefault(row, self._new(given_salts[i] or b""))
                 try:
-                    needed += self._lengthen(row, parts[i], mark, headroom, slots, needed)
+                    needed += self._lengthen(row, parts[i], marks[i], headroom, slots, needed)
                 except Short:
-                    if not partial:
-                        raise
                     self._restore(saved)
-                    return slots, i
-            return slots, len(rows)
+                    if partial:
+                        return slots, i
+                    for k in range(
+                        i + 1, len(rows)
+                    ):  # what no state of the pool would allow goes before what this one does
+                        self._check_extend(rows[k], parts[k], marks[k], given_salts[k])
+                    raise
+                served += 1
+            return slots, served
 
     def confirm(self, rows: Sequence[int], lengths: Sequence[int], indptr: Any = None, tokens: Any = None) -> None:
         """Raise final marks; windows move on at once."""
@@ -287,7 +293,7 @@ class CacheModel:
                         if block and column < kept and through and length > cut and length % self.unit:
                             self._forget(block, index)
                         if block and column >= kept:
-                            self.blocks.drop(block, index, fence)
+                            self._drop(block, index, fence)
                     del row.blocks[g][kept:]
                 del row.tokens[length:]
                 row.final = min(row.final, length)
@@ -312,7 +318,7 @@ class CacheModel:
                 for table in self.rows.pop(index).blocks:
                     for block in reversed(table):
                         if block:
-                            self.blocks.drop(block, index, fence)
+                            self._drop(block, index, fence)
 
     def retire(self, n: int) -> None:
         """Let the blocks of every fence up to n be reissued."""
@@ -342,11 +348,9 @@ class CacheModel:
     def commit(self) -> list[tuple[int, int, int]]:
         """Return the copies to run before the step's writes; their sources may be reissued from here on."""
         self.blocks.clock += 1
-        before = {block for block in self.blocks.all if self.blocks.fenced(block)}
         copies, self.copies = self.copies, []
         for _, source, _ in copies:
-            self.blocks.all[source].copies -= 1
-        self.blocks.woken(before)
+            self.blocks.copied(source)
         return copies
 
     # ---- one row
@@ -367,6 +371,11 @@ class CacheModel:
             self.blocks.adopt(block, index)
             row.blocks[g][column] = block
         return length
+
+    def _check_prompt(self, index: int, prompt: list[int], limit: int | None, final: int | None) -> None:
+        if limit is not None and limit < 0:
+            raise Refused("L2", f"row {index} has limit {limit}")
+        self._check_extend(index, prompt, final, None)
 
     def _check_extend(self, index: int, part: list[int], final: int | None, salt: bytes | None) -> None:
         row = self.rows.get(index) or self._new(salt or b"")
@@ -393,14 +402,14 @@ class CacheModel:
             (g, c) for g in range(len(self.groups)) for c in range(len(row.blocks[g]), self.columns(g, end)) if part
         ]
         take = len(copied) + len(grown)
-        if take + headroom > self.blocks.available():
+        if take and take + headroom > self.blocks.available():
             raise Short(needed + take, needed + self.blocks.available())
         for g, column in copied:
             source = row.blocks[g][column]
             self.blocks.all[source].copies += 1
             row.blocks[g][column] = self._take(g, index, column)
             self.copies.append((g, source, row.blocks[g][column]))
-            self.blocks.drop(source, index, None)
+            self._drop(source, index, None)
         for g, column in grown:
             row.blocks[g].append(self._take(g, index, column))
         for g, column in self._written(index, begin):
@@ -427,8 +436,15 @@ class CacheModel:
         for g in range(len(self.groups)):
             for column in reversed(range(min(self.dead(g, mark), len(row.blocks[g])))):
                 if row.blocks[g][column]:
-                    self.blocks.drop(row.blocks[g][column], index, None)
+                    self._drop(row.blocks[g][column], index, None)
                     row.blocks[g][column] = 0
+
+    def _drop(self, block: int, index: int, fence: int | None) -> None:
+        """Take a row from a block's owners; with the last one a copy into it that is still to come is called off."""
+        self.blocks.drop(block, index, fence)
+        for copy in [copy for copy in self.copies if copy[2] == block and not self.blocks.all[block].owners]:
+            self.copies.remove(copy)
+            self.blocks.copied(copy[1])
 
     def _forget(self, block: int, index: int) -> None:
         if self.blocks.all[block].owners == {index}:
