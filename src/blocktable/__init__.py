@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from blocktable.cache import KVCache
     from blocktable.contracts import (
         AnyWidth,
         AtLeast,
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     )
     from blocktable.geometry import Geometry, plan
     from blocktable.groups import Group
+    from blocktable.prefix import salt
     from blocktable.replica import Replica
     from blocktable.tables import BlockTables
 
 _HOME = {
+    "cache": ("KVCache",),
     "contracts": (
         "AnyWidth",
         "AtLeast",
@@ -69,6 +72,7 @@ _HOME = {
     ),
     "geometry": ("Geometry", "plan"),
     "groups": ("Group",),
+    "prefix": ("salt",),
     "replica": ("Replica",),
     "tables": ("BlockTables",),
 }
