@@ -146,6 +146,7 @@ class Simulation:
         # come; tokens that the row's blocks hold
         self._row, self._request, self._computed, self._target, self._left, self._room = self._state
         self._tokens = np.zeros(max_rows, np.int64)  # what each of the scheduled ones computes in this step
+        self._start = np.zeros(max_rows + 1, np.int64)  # and where its tokens start among those of all
 
         self.finished = self.steps = self._computed_tokens = self._recomputed_tokens = self._output_tokens = 0
         self._preemptions = self._peak = self._held_sum = self._wasted_sum = 0
@@ -288,7 +289,8 @@ class Simulation:
         tables = self._rows.tables
         delta = tables.commit()
         rows, tokens = self._row[:scheduled], self._tokens[:scheduled]
-        start = np.concatenate([[0], np.cumsum(tokens)])
+        start = self._start[: scheduled + 1]
+        np.cumsum(tokens, out=start[1:])
         total = int(start[-1])
         positions = np.repeat(self._computed[:scheduled] - start[:-1], tokens) + np.arange(total)
         slots = tables.slot_mapping(rows, start, positions, padded=align_up(total, PADDING))
