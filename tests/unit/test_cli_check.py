@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blocktable.cli import run
 from blocktable.contracts import known_versions, resolve_engine
 from blocktable.preflight import Judgement, Launch, judge
+from blocktable.preflight.judgement import assess
 
 KEYS = {
     *("verdict", "engine", "backend", "block_size", "kernel_block_size", "width", "kernel_width", "padding"),
@@ -361,21 +362,19 @@ def test_lengths_offered_are_the_nearest(launch: Launch) -> None:
         text = way.removeprefix("--max-model-len ")
         below = [int(one) for one in text.split(", or ") if " to " not in one and int(one) < launch.max_model_len]
         above = [one for one in text.split(", or ") if " to " in one or int(one) > launch.max_model_len]
-        for length in range(max([*below, launch.max_model_len - 300]) + 1, launch.max_model_len + 1):
+        for length in range(max([*below, launch.max_model_len - 130, 0]) + 1, launch.max_model_len + 1):
             assert not accepts(launch, length)
         if above:
             first, last = int(above[0].split(" to ")[0]), int(above[0].split(" to ")[-1])
             assert not any(
                 accepts(launch, length)
-                for length in range(launch.max_model_len, min(first, launch.max_model_len + 300))
+                for length in range(launch.max_model_len, min(first, launch.max_model_len + 130))
             )
             assert not accepts(launch, last + 1) or launch.backend == "B12X"
 
 
 def accepts(launch: Launch, length: int) -> bool:
-    from blocktable.preflight import _judge
-
-    return _judge(replace(launch, max_model_len=length)).verdict == "accepted"
+    return assess(replace(launch, max_model_len=length)).verdict == "accepted"
 
 
 @given(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocktable.cli.launch import Launch, parse_length, read_launch
+from blocktable.cli.flags import parse_length
+from blocktable.cli.launch import Launch, read_launch
 from blocktable.errors import ArgumentError
 
 

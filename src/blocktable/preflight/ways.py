@@ -1,0 +1,115 @@
+"""Ways out of a refusal: changes of one setting, each of which is judged before it is offered."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from blocktable.contracts import Contract, known_versions, resolve_engine
+from blocktable.contracts.engines import catalogue
+from blocktable.errors import BlockTableError
+from blocktable.geometry import Geometry
+from blocktable.geometry import ways_out as geometry_ways_out
+from blocktable.preflight.judgement import Judgement, allocated, assess, listed_sizes, missing_length
+from blocktable.preflight.launch import Launch
+
+__all__ = ["ways_out"]
+
+_MOST_BACKENDS = 3  # named as a way out
+
+
+def ways_out(launch: Launch, answer: Judgement) -> Iterator[str]:
+    """Yield changes to a refused launch, as its user would write them."""
+    contract = launch.contract
+    launch = replace(launch, backend=contract.name)  # without an engine or a version of its own
+    if answer.kernel_width is not None and answer.block_size is not None:
+        yield from _lengths(launch, allocated(launch, contract, answer.block_size))
+    yield from _block_sizes(launch, contract, answer.block_size or 0)
+    if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
+        yield "--decode-context-parallel-size 1"
+    yield from _releases(launch)
+    yield from _backends(launch, contract)
+
+
+def _accepted(launch: Launch) -> bool:
+    """Judge a way out; where the length is not known, what is not refused is all that can be had."""
+    try:
+        verdict = assess(launch).verdict
+    except BlockTableError:
+        return False
+    return verdict == "accepted" or (verdict == "unknown" and bool(missing_length(launch)))
+
+
+def _lengths(launch: Launch, geometry: Geometry) -> Iterator[str]:
+    length = geometry.max_model_len
+    works = [
+        tokens
+        for tokens in sorted(
+            way["max_model_len"] for way in geometry_ways_out(geometry) if set(way) == {"max_model_len"}
+        )
+        if _accepted(replace(launch, max_model_len=tokens))
+    ]
+    shorter, longer = [one for one in works if one < length], [one for one in works if one > length]
+    texts = [str(shorter[-1])] if shorter else []
+    if longer:
+        texts.append(str(longer[0]) if longer[0] == longer[-1] else f"{longer[0]} to {longer[-1]}")
+    if texts:
+        yield f"--max-model-len {', or '.join(texts)}"
+
+
+def _block_sizes(launch: Launch, contract: Contract, block: int) -> Iterator[str]:
+    """Yield the accepted block size nearest to the one refused, the larger of two that are equally near."""
+    sizes = {16, 32, 64, 128, 256} | listed_sizes((*contract.kernel_block_sizes, *contract.manager_block_sizes))
+    for size in sorted(sizes - {block}, key=lambda size: (max(size, block) / max(min(size, block), 1), -size)):
+        if _accepted(replace(launch, block_size=size)):
+            yield f"--block-size {size}"
+            return
+
+
+def _releases(launch: Launch) -> Iterator[str]:
+    """Yield the first release from which on every known one starts this launch."""
+    release = launch.release
+    if not release.version:
+        return
+    first = None
+    for version in reversed(known_versions(release.engine)):
+        if version == release.data_version or not _accepted(
+            replace(launch, release=resolve_engine(f"{release.engine}=={version}"))
+        ):
+            break
+        first = version
+    if first is not None:
+        yield f"{release.engine}>={first.removesuffix('.0')}"
+
+
+def _backends(launch: Launch, contract: Contract) -> Iterator[str]:
+    """Yield other backends of the same family that run wherever this one does."""
+    release = launch.release
+    if not release.version:
+        return
+    flag = "--attention-backend" if release.engine == "vllm" else "--backend"
+    found = 0
+    # The catalogue's own alone: looking for plugins, and importing them, would cost every refusal its half second.
+    read = catalogue(release.engine).records
+    for name in release.backends:
+        if name == contract.name or name not in read or _family(name) != _family(contract.name):
+            continue
+        other = replace(launch, backend=name)
+        if found < _MOST_BACKENDS and _covers(other.contract, contract) and _accepted(other):
+            found += 1
+            yield f"{flag} {name}"
+
+
+def _family(name: str) -> tuple[bool, ...]:
+    return tuple(word in name.upper() for word in ("MLA", "SPARSE", "CPU"))
+
+
+def _covers(other: Contract, contract: Contract) -> bool:
+    """Whether the other backend runs on all hardware on which this one does."""
+    if not other.hardware:
+        return "cpu" not in contract.hardware
+    return bool(contract.hardware) and all(
+        any(_matches(pattern, hardware) for pattern in other.hardware) for hardware in contract.hardware
+    )
+
+
+def _matches(pattern: str, hardware: str) -> bool:
+    return pattern == hardware or (pattern.endswith(".x") and hardware.startswith(pattern[:-1]))
