@@ -256,8 +256,9 @@ def _print(lines: list[tuple[str, str]]) -> None:
         return
     from rich.console import Console  # noqa: PLC0415 - a pipe gets plain text
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2))
     for label, text in lines:
-        table.add_row(f"[bold]{label}[/bold]", text)
+        table.add_row(Text(label, style="bold"), Text(text))
     Console().print(table)
