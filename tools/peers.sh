@@ -4,7 +4,7 @@
 #   tools/peers.sh DIR [vllm] [flashinfer] [sglang] [triton] [smollm2]      default: vllm flashinfer
 #
 # DIR becomes a virtual environment with blocktable itself installed editable. About 90 s and 2.3 GB for the default;
-# triton adds 1 GB, sglang 40 MB of files under DIR/sglang, smollm2 a 92 MB model under DIR/smollm2.
+# triton adds 1 GB, sglang 130 MB of files under DIR/sglang, smollm2 a 92 MB model under DIR/smollm2.
 # Each part leaves a stamp under DIR/.peers and is skipped while its pinned list and this script stay the same.
 set -euo pipefail
 
