@@ -52,6 +52,12 @@ REFUSED: list[tuple[str, Callable[[BlockTables], Any], str, dict[str, Any]]] = [
     ("indptr empty", lambda t: t.append([], [], []), "L2", {}),
     ("count above the live one", lambda t: t.truncate([0], [4]), "L2", {"row": 0, "value": 4, "limit": 3}),
     ("negative count", lambda t: t.truncate([0], [-1]), "L2", {"value": -1}),
+    (
+        "count above, later group",
+        lambda t: t.truncate([0], ([1], [3]), None),
+        "L2",
+        {"group": 1, "value": 3, "limit": 2},
+    ),
     ("counts of one group", lambda t: t.truncate([0], ([1],), None), "", {}),
     ("release above the live count", lambda t: t.release([0], [3], 1), "L2", {"value": 3, "limit": 2}),
     ("release of a full group", lambda t: t.release([0], [1], 0), "L3", {"kind": "full"}),
@@ -171,6 +177,28 @@ def test_views_are_live_and_sealed() -> None:
     for array in (view, counts):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+
+
+def test_nulls_come_only_before_the_first_live_entry_of_a_window() -> None:
+    tables = BlockTables([Group(plan(5), kind="window", window=16)], max_rows=1)
+    tables.append([0], [0, 3], [0, 0, 8])
+    tables.release([0], [1], 0)  # a smaller total changes nothing
+    with pytest.raises(ArgumentError, match="null block"):
+        tables.append([0], [0, 1], [0])
+    tables.truncate([0], [1])
+    tables.append([0], [0, 2], [0, 9])  # all null again: more may follow
+    with pytest.raises(ArgumentError, match="null block"):
+        tables.append([0], [0, 1], [0])
+    tables.truncate([0], [1])
+    tables.append([0], [0, 1], [7])
+    with pytest.raises(ArgumentError, match="null block"):
+        tables.append([0], [0, 1], [0])
+    assert tables.tables[0].array[0].tolist() == [0, 7, 0, 0, 0]
+    tables.check()
+    tables.assign([0], [0, 2], [0, 0])
+    tables.release([0], [1], 0)
+    tables.append([0], [0, 2], [0, 6])
+    assert tables.tables[0].array[0].tolist() == [0, 0, 0, 6, 0]
 
 
 def test_an_empty_batch_changes_nothing_and_is_no_error() -> None:
