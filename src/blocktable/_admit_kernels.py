@@ -36,6 +36,7 @@ from blocktable._cache_layout import (
     UNIT,
     UNKNOWN_TOKEN,
     WORDS,
+    piece,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
@@ -63,7 +64,7 @@ from blocktable._row_kernels import TEXT, columns, dead, serve
 LOOKUP, MATCH, ADMIT = range(3)
 
 
-@compiled(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
+@piece(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
 def walk(
     info: I64,
     meta: I64,
@@ -112,7 +113,7 @@ def walk(
     return best
 
 
-@compiled(i64(i64[:, ::1], *INDEX[:3], i64, i64[::1]))
+@piece(i64(i64[:, ::1], *INDEX[:3], i64, i64[::1]))
 def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64) -> int:
     """Return how many blocks of a prefix that was found would leave the idle list if a row adopted it."""
     width = NODE_FIELDS + meta[PARTS]
@@ -128,7 +129,7 @@ def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64
     return idle
 
 
-@compiled(nothing(*CACHE[:-1], i64, i64, i64[::1]))
+@piece(nothing(*CACHE[:-1], i64, i64, i64[::1]))
 def take_prefix(
     info: I64,
     state: I32,
@@ -305,7 +306,7 @@ def admit(
             meta[NEEDED] += need
             meta[AVAILABLE] -= idle
             meta[SERVED] = i
-            if need and need + headroom > meta[FREE] + meta[CACHED] - idle:
+            if need + headroom > meta[FREE] + meta[CACHED] - idle:
                 meta[HASHED], meta[COMPARED] = hashed, compared
                 return SHORT_OF_BLOCKS
             if meta[SLOTS] + (target - hit) // unit + 3 > nodes.size // width:

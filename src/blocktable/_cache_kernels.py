@@ -62,6 +62,7 @@ from blocktable._cache_layout import (
     UNKNOWN_TOKEN,
     WIDEN,
     WORDS,
+    piece,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
@@ -110,7 +111,7 @@ UNKNOWN = np.full(2, -1, np.int32)  # the words of a token that is not known yet
 CACHE = (*TABLES, *INDEX, i64[::1], i32[::1])  # info .. dirty, meta .. store, lines, copies
 
 
-@compiled(i64(sealed(i32[::1]), i64, i64, i64, i64))
+@piece(i64(sealed(i32[::1]), i64, i64, i64, i64))
 def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     """Return the first unknown of the tokens begin .. begin + count - 1 (count if none), or minus what is wrong.
 
@@ -147,7 +148,7 @@ def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     return first
 
 
-@compiled(i64(*TABLES[:3], *LISTS, i64[::1], i32[::1], i64, i64, i64))
+@piece(i64(*TABLES[:3], *LISTS, i64[::1], i32[::1], i64, i64, i64))
 def pretend(
     info: I64,
     state: I32,
@@ -204,7 +205,7 @@ def pretend(
     return gain
 
 
-@compiled(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
+@piece(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
 def open_row(meta: I64, nodes: I64, lines: I64, row: int, root: int) -> None:
     """Take a row into use, empty, under a salt's root."""
     line = row * LINE_FIELDS
@@ -329,7 +330,7 @@ def extend(
                         gained += many
         needed += need
         lines[line + PLAN] = final if easy and need == 0 else -1 - final
-        if need and served < 0 and needed + headroom > available + gained:
+        if served < 0 and needed + headroom > available + gained:
             served, short_needed, short_gained = i, needed, gained
             if partial:
                 break
@@ -482,7 +483,7 @@ def confirm(
     return OK
 
 
-@compiled(i64(i64[:, ::1], i32[::1], i64[::1], i64))
+@piece(i64(i64[:, ::1], i32[::1], i64[::1], i64))
 def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     """Return the least length a row may be cut to: what its windows read behind it is still there, and its state."""
     total = info[info.shape[0] - 1, ROWS]
@@ -501,7 +502,7 @@ def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     return least
 
 
-@compiled(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
+@piece(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
 def reopen(
     info: I64,
     state: I32,

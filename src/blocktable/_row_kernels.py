@@ -40,8 +40,9 @@ from blocktable._cache_layout import (
     TARGET,
     UNIT,
     WORDS,
+    piece,
 )
-from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._jit import i32, i64, nothing, sealed
 from blocktable._kernels import (
     BASE,
     BLOCK,
@@ -69,7 +70,7 @@ TABLES = (i64[:, ::1], i32[::1], i32[::1], i32[:, ::1])  # info, state, entries,
 TEXT = (sealed(i32[::1]), i64, i64)  # words, the first word, words from one to the next (0: all tokens unknown)
 
 
-@compiled(i64(i64[:, ::1], i64, i64))
+@piece(i64(i64[:, ::1], i64, i64))
 def dead(info: I64, group: int, mark: int) -> int:
     """Return how many leading blocks a group no longer reads once ``mark`` tokens are final."""
     kind, reach = info[group, KIND], info[group, REACH]
@@ -83,7 +84,7 @@ def dead(info: I64, group: int, mark: int) -> int:
     return tokens // info[group, SPAN]
 
 
-@compiled(i64(i64[:, ::1], i64, i64))
+@piece(i64(i64[:, ::1], i64, i64))
 def columns(info: I64, group: int, tokens: int) -> int:
     """Return how many entries a row of so many tokens has."""
     if info[group, KIND] == STATE:
@@ -92,7 +93,7 @@ def columns(info: I64, group: int, tokens: int) -> int:
     return (tokens + span - 1) // span
 
 
-@compiled(nothing(*TABLES, *LISTS, i32[::1], i64, i64))
+@piece(nothing(*TABLES, *LISTS, i32[::1], i64, i64))
 def advance(
     info: I64, state: I32, entries: I32, dirty: I32, meta: I64, blocks: I32, copies: I32, row: int, mark: int
 ) -> None:
@@ -113,7 +114,7 @@ def advance(
         state[line + GONE] = end
 
 
-@compiled(nothing(*TABLES, *INDEX, i32[::1], i64, i64, i64))
+@piece(nothing(*TABLES, *INDEX, i32[::1], i64, i64, i64))
 def replace_shared(
     info: I64,
     state: I32,
@@ -149,7 +150,7 @@ def replace_shared(
     release(meta, blocks, copies, block, 0)
 
 
-@compiled(nothing(*TABLES, *INDEX, i32[::1], i64, i64))
+@piece(nothing(*TABLES, *INDEX, i32[::1], i64, i64))
 def own(
     info: I64,
     state: I32,
@@ -175,7 +176,7 @@ def own(
             replace_shared(info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, group, row, column)
 
 
-@compiled(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
+@piece(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
 def put(
     meta: I64, nodes: I64, store: I32, lines: I64, row: int, begin: int, end: int, words: I32, at: int, stride: int
 ) -> None:
@@ -211,7 +212,7 @@ def put(
         begin += count
 
 
-@compiled(i64(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
+@piece(i64(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
 def first_unknown(
     meta: I64, nodes: I64, store: I32, lines: I64, row: int, begin: int, end: int, words: I32, at: int, stride: int
 ) -> int:
@@ -230,7 +231,7 @@ def first_unknown(
     return end
 
 
-@compiled(nothing(i64[:, ::1], i32[::1], *INDEX, i64[::1], i64, i64))
+@piece(nothing(i64[:, ::1], i32[::1], *INDEX, i64[::1], i64, i64))
 def settle_final(
     info: I64,
     entries: I32,
@@ -282,7 +283,7 @@ def settle_final(
         lines[line + TAIL] = 0
 
 
-@compiled(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64[:, ::1], i64))
+@piece(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64[:, ::1], i64))
 def write_slots(info: I64, entries: I32, meta: I64, row: int, begin: int, end: int, out: I64, at: int) -> None:
     """Write the slots of the positions begin .. end - 1 of a row to columns ``at`` on, for every group."""
     rank = meta[RANK]
@@ -307,7 +308,7 @@ def write_slots(info: I64, entries: I32, meta: I64, row: int, begin: int, end: i
             offset = i64(0)
 
 
-@compiled(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
+@piece(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
 def serve(
     info: I64,
     state: I32,
@@ -353,7 +354,7 @@ def serve(
     settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
 
 
-@compiled(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
+@piece(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
 def drop_drafts(meta: I64, nodes: I64, lines: I64, row: int, length: int) -> None:
     """Give back the drafts that hold no position below ``length``, which is not below BASE."""
     unit, width = meta[UNIT], NODE_FIELDS + meta[PARTS]
@@ -375,7 +376,7 @@ def drop_drafts(meta: I64, nodes: I64, lines: I64, row: int, length: int) -> Non
         lines[line + HEAD] = 0
 
 
-@compiled(nothing(*TABLES, *LISTS, i32[::1], i64, i64, i64))
+@piece(nothing(*TABLES, *LISTS, i32[::1], i64, i64, i64))
 def give_back(
     info: I64,
     state: I32,

@@ -110,7 +110,7 @@ class KVCache:
         store = np.zeros(slots * plan.unit, np.int32)
         lines = np.zeros(self.max_rows * c.LINE_FIELDS, np.int64)
         self._meta, self._lines = meta, lines
-        self._core = self._assembled(blocks, nodes, buckets, store, np.zeros(3 * 64, np.int32))
+        self._core: Any = self._assembled(blocks, nodes, buckets, store, np.zeros(3 * 64, np.int32))
         self._path = np.zeros(plan.largest // plan.unit + len(self.groups) + 1, np.int64)
         self._unlimited = np.full(self.max_rows, _NO_LIMIT, np.int64)
         fields = lines.reshape(self.max_rows, c.LINE_FIELDS)
@@ -455,8 +455,7 @@ class KVCache:
 
     def _forked(self, row: int, into: int) -> int:
         info, state, entries, dirty, meta, blocks, nodes, _, store, lines, _ = self._core
-        code: int = v.fork(info, state, entries, dirty, meta, blocks, nodes, store, lines, row, into)
-        return code
+        return v.fork(info, state, entries, dirty, meta, blocks, nodes, store, lines, row, into)
 
     def acquire_rows(self, n: int) -> NDArray[np.int64]:
         """Return the ``n`` lowest row numbers not in use, int64; they stay unused until a verb opens them."""

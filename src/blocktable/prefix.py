@@ -6,7 +6,10 @@ __all__ = ["salt"]
 
 
 def salt(
-    *, tenant: str | bytes | int | None = None, adapter: str | bytes | int | None = None, content: str | bytes | int | None = None
+    *,
+    tenant: str | bytes | int | None = None,
+    adapter: str | bytes | int | None = None,
+    content: str | bytes | int | None = None,
 ) -> bytes:
     """Return the salt under which a prompt's prefix is cached: equal bytes only for equal arguments.
 
