@@ -5,6 +5,7 @@ A signature means that nothing is ever compiled after import: a second dtype is 
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,25 +23,8 @@ def sealed(array: Any) -> Any:
 
 
 def compiled(signature: Any) -> Callable[[F], F]:
-    """Compile a loop for one signature, in about half a second cold and a few milliseconds from the cache.
-
-    A cache folder that cannot be written costs a warning and the compile time of each start, nothing else.
-    """
-
-    def compile_(function: F) -> F:
-        options: Any = {"nogil": True, "error_model": "numpy"}  # numpy: a division needs no branch for zero
-        try:
-            return cast("F", numba.njit(signature, cache=True, **options)(function))
-        except (RuntimeError, OSError) as error:
-            warnings.warn(
-                f"compiled loops are not cached, so each start compiles them anew ({error}); "
-                "set NUMBA_CACHE_DIR to a folder that can be written",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return cast("F", numba.njit(signature, **options)(function))
-
-    return compile_
+    """Compile a loop for one signature, in about half a second cold and a few milliseconds from the cache."""
+    return _compiler(signature)
 
 
 def helper(signature: Any) -> Callable[[F], F]:
@@ -48,9 +32,29 @@ def helper(signature: Any) -> Callable[[F], F]:
 
     The signature keeps it at one specialisation: without it, every mix of int32 and int64 arguments is another.
     """
+    return _compiler(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiler(signature: Any, **more: bool) -> Callable[[F], F]:
+    """Return the decorator; a cache folder that cannot be written costs one warning and each start's compile time."""
+    options: Any = {"nogil": True, "error_model": "numpy", **more}  # numpy: a division needs no branch for zero
 
     def compile_(function: F) -> F:
-        options: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-        return cast("F", numba.njit(signature, **options)(function))
+        try:
+            return cast("F", numba.njit(signature, cache=True, **options)(function))
+        except (RuntimeError, OSError):
+            _warn_once()
+            return cast("F", numba.njit(signature, **options)(function))
 
     return compile_
+
+
+@cache
+def _warn_once() -> None:
+    """Say it for the first loop; the others have the same folder."""
+    warnings.warn(
+        "no folder for compiled loops can be written, so each start compiles them anew; "
+        "set NUMBA_CACHE_DIR to one that can",
+        RuntimeWarning,
+        stacklevel=4,
+    )
