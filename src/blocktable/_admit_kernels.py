@@ -19,6 +19,7 @@ from blocktable._cache_layout import (
     INDEX,
     INDEXED,
     LARGEST,
+    LATEST,
     LENGTH,
     LINE_FIELDS,
     NEEDED,
@@ -58,7 +59,7 @@ from blocktable._kernels import (
     touch,
 )
 from blocktable._pool_kernels import adopt, at_rest
-from blocktable._prefix_kernels import child, go_on_from
+from blocktable._prefix_kernels import child, go_on_from, same
 from blocktable._row_kernels import TEXT, columns, dead, serve
 
 LOOKUP, MATCH, ADMIT = range(3)
@@ -84,13 +85,20 @@ def walk(
     reads behind the prefix, so its first column without a gap up to here is kept at the end of ``path``.
     """
     groups = info.shape[0] - 1
-    width, step = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS] * stride
+    width, words_of = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS]
+    step = words_of * stride
     spare = path.size - groups
     for group in range(groups):
         path[spare + group] = 0
-    node, best = root, i64(0)
+    best: int = i64(0)
+    node = root
     for index in range(min((count - 1) // meta[UNIT], spare)):
-        node = child(meta, nodes, buckets, store, node, words, at, stride)
+        latest = nodes[node * width + LATEST]
+        if latest and same(words, at, stride, store, latest * words_of, words_of):
+            node = latest
+            meta[COMPARED] += meta[UNIT]
+        else:
+            node = child(meta, nodes, buckets, store, node, words, at, stride)
         if node == 0:
             break
         path[index] = node
@@ -117,7 +125,7 @@ def walk(
 def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64) -> int:
     """Return how many blocks of a prefix that was found would leave the idle list if a row adopted it."""
     width = NODE_FIELDS + meta[PARTS]
-    idle = i64(0)
+    idle: int = i64(0)
     for group in range(info.shape[0] - 1):
         dense = info[group, DENSE]
         if dense == 0:

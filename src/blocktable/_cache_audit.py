@@ -4,7 +4,7 @@ Slow on purpose: plain lists, one walk over every list, so that it shares no loo
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from blocktable.errors import LawBroken
 class State:
     """The arrays of a cache as lists of records."""
 
-    def __init__(self, core: tuple[Any, ...]) -> None:
+    def __init__(self, core: c.Core) -> None:
         info, state, entries, _, meta, blocks, nodes, buckets, store, lines, copies = core
         self.info, self.meta, self.buckets = info[:-1].tolist(), meta.tolist(), buckets.tolist()
         self.rows = int(info[-1, k.ROWS])
@@ -47,7 +47,7 @@ class State:
         return found
 
 
-def audit(core: tuple[Any, ...]) -> None:
+def audit(core: c.Core) -> None:
     """Raise LawBroken for the first thing that does not add up."""
     state = State(core)
     for check in (_owners, _places, _seats, _heirs, _paths, _rows):
@@ -101,7 +101,7 @@ def _places(s: State) -> None:
 
 def _seats(s: State) -> None:
     """L10: the blocks that back a node know it, and no others do."""
-    seated = {}
+    seated: dict[int, int] = {}
     for node in s.alive:
         for part, first in enumerate(s.seats(node)):
             if first:

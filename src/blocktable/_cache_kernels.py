@@ -63,6 +63,7 @@ from blocktable._cache_layout import (
     WIDEN,
     WORDS,
     piece,
+    u64,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
@@ -120,28 +121,32 @@ def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     if stride == 0:
         return 0
     at = begin * per * stride
-    lowest = i64(0)
+    start, step = u64(at), u64(per)
+    lowest = i32(0)
     if stride == 2:
-        wide = i64(0)
-        for i in range(count):
-            word = i64(words[at + 2 * i])
-            wide |= (word >> 31) ^ words[at + 2 * i + 1]
+        wide = i32(0)
+        for i in range(u64(count)):
+            word = words[start + i + i]
+            wide |= (word >> 31) ^ words[start + i + i + u64(1)]
             lowest = min(lowest, word)
         if wide:
             return -WIDEN
+    elif per == 1:
+        for i in range(u64(count)):
+            lowest = min(lowest, words[start + i])
     else:
+        start += u64(per - 1)
         at += per - 1
-        for i in range(count):
-            word = i64(words[at + i * per])
-            lowest = min(lowest, word)
+        for i in range(u64(count)):
+            lowest = min(lowest, words[start + i * step])
     if lowest == 0:
         return count
     first = count
-    step = per * stride
+    every = per * stride
     for i in range(count):
-        word = i64(words[at + i * step])
+        word = words[at + i * every]
         if word < 0:
-            if word != -1 or (per == 2 and words[at + i * step - 1] != -1):
+            if word != -1 or (per == 2 and words[at + i * every - 1] != -1):
                 return -BAD_TOKEN
             if first == count:
                 first = i
@@ -167,7 +172,7 @@ def pretend(
     """
     total = info[info.shape[0] - 1, ROWS]
     line = row * LINE_FIELDS
-    gain = i64(0)
+    gain: int = i64(0)
     if step < 0:
         lines[line + TAKEN] = 0
     for group in range(info.shape[0] - 1):
@@ -487,7 +492,7 @@ def confirm(
 def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     """Return the least length a row may be cut to: what its windows read behind it is still there, and its state."""
     total = info[info.shape[0] - 1, ROWS]
-    least = i64(0)
+    least: int = i64(0)
     for group in range(info.shape[0] - 1):
         gone = i64(state[(group * total + row) * STATE_FIELDS + GONE])
         kind, reach = info[group, KIND], info[group, REACH]
@@ -637,9 +642,9 @@ def fork(
     """Let an unused row hold what another holds: the same blocks, and drafts of its own with the same tokens."""
     total, unit = info[info.shape[0] - 1, ROWS], meta[UNIT]
     width, words = NODE_FIELDS + meta[PARTS], unit * meta[WORDS]
-    for name in (row, into):
-        if name < 0 or name >= total:
-            return refuse(info, BAD_ROW, 0, 0, name, name, total, 0)
+    if row < 0 or row >= total or into < 0 or into >= total:
+        name = into if 0 <= row < total else row
+        return refuse(info, BAD_ROW, 0, 0, name, name, total, 0)
     source, target = row * LINE_FIELDS, into * LINE_FIELDS
     if lines[source + ROOT] == 0:
         return refuse(info, NOT_IN_USE, 0, 0, row, 0, 0, 0)

@@ -30,8 +30,14 @@ from blocktable._jit import i32, i64
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+u64: Any = numba.uint64
+
 I32 = NDArray[Any]
 I64 = NDArray[Any]
+Core = tuple[I64, I32, I32, I32, I64, I32, I64, I32, I32, I64, I32]
+"""info, state, entries, dirty of the tables; meta, blocks, nodes, buckets, store, lines, copies."""
+Words = tuple[I32, int]
+"""Tokens as 32-bit words, and how many words of the input make one of the store."""
 
 # info[g]: what the tables leave room for. Tokens per block over all ranks, tokens of a window or chunk, blocks of a
 # state row, blocks per unit, and the first of the group's parts in a node.

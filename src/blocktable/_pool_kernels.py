@@ -73,7 +73,7 @@ def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
     """Hand out a block to its first owner; the caller has made sure that there is one."""
     if meta[FREE]:
         meta[FREE] -= 1
-        block = meta[FREE_TOP]
+        block: int = meta[FREE_TOP]
         if block:
             meta[FREE_TOP] = blocks[block * BLOCK_FIELDS + NEXT]
         else:
@@ -133,7 +133,8 @@ def source_of(copies: I32, block: int) -> int:
     at = 0
     while copies[at + 2] != block:
         at += 3
-    return i64(copies[at + 1])
+    source: int = i64(copies[at + 1])
+    return source
 
 
 @piece(nothing(*LISTS, i32[::1], i64))

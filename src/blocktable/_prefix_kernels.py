@@ -47,6 +47,7 @@ from blocktable._cache_layout import (
     UNIT,
     WORDS,
     piece,
+    u64,
 )
 from blocktable._jit import compiled, i32, i64, nothing, sealed
 
@@ -62,7 +63,8 @@ def digest(words: I32, begin: int, count: int, stride: int, serial: int, seed: i
     Of a token of two words only the lower one is hashed, so that a store that grows wider keeps its buckets.
     """
     mixed = seed ^ serial
-    a, b = mixed & LOW, (mixed >> 31) & LOW
+    a: int = mixed & LOW
+    b: int = (mixed >> 31) & LOW
     at = begin
     for _ in range(count // 2):
         a = ((a ^ (i64(words[at]) & LOW)) + 1) * STEP_A
@@ -79,20 +81,21 @@ def digest(words: I32, begin: int, count: int, stride: int, serial: int, seed: i
 @piece(i64(sealed(i32[::1]), i64, i64, i32[::1], i64, i64))
 def same(words: I32, begin: int, stride: int, store: I32, at: int, count: int) -> int:
     """Compare ``count`` words with those of a node slot."""
-    differ = i64(0)
+    differ: int = i32(0)
+    first, second, step = u64(begin), u64(at), u64(stride)  # unsigned: no index counts from the end
     if stride == 1:
-        for i in range(count):
-            differ |= words[begin + i] ^ store[at + i]
+        for i in range(u64(count)):
+            differ |= words[first + i] ^ store[second + i]
     else:
-        for i in range(count):
-            differ |= words[begin + i * stride] ^ store[at + i]
+        for i in range(u64(count)):
+            differ |= words[first + i * step] ^ store[second + i]
     return differ == 0
 
 
 @compiled(i64(i64[::1], i64[::1]))
 def take_slot(meta: I64, nodes: I64) -> int:
     """Return a node slot that is nobody's; the caller has made sure that there is one."""
-    slot = meta[SLOT_TOP]
+    slot: int = meta[SLOT_TOP]
     width = NODE_FIELDS + meta[PARTS]
     if slot:
         meta[SLOT_TOP] = nodes[slot * width + LATEST]
@@ -126,7 +129,7 @@ def child(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, words: I32
     """Return the child of a node for one unit of tokens, 0 if there is none."""
     width, count = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS]
     at = node * width
-    latest = nodes[at + LATEST]
+    latest: int = nodes[at + LATEST]
     known = 0
     if latest:
         known = 1
@@ -137,7 +140,7 @@ def child(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, words: I32
         return 0
     serial = nodes[at + SERIAL]
     meta[HASHED] += meta[UNIT]
-    found = i64(
+    found: int = i64(
         buckets[digest(words, begin, meta[UNIT], meta[WORDS] * stride, serial, meta[SEED]) & (buckets.size - 1)]
     )
     while found:

@@ -17,6 +17,7 @@ from blocktable._cache_layout import (
     FINAL,
     FIXED,
     HEAD,
+    HEIRS,
     I32,
     I64,
     INDEX,
@@ -27,6 +28,7 @@ from blocktable._cache_layout import (
     NODE,
     NODE_FIELDS,
     PARTS,
+    PIN,
     PINS,
     RANK,
     REACH,
@@ -41,6 +43,7 @@ from blocktable._cache_layout import (
     UNIT,
     WORDS,
     piece,
+    u64,
 )
 from blocktable._jit import i32, i64, nothing, sealed
 from blocktable._kernels import (
@@ -74,22 +77,24 @@ TEXT = (sealed(i32[::1]), i64, i64)  # words, the first word, words from one to 
 def dead(info: I64, group: int, mark: int) -> int:
     """Return how many leading blocks a group no longer reads once ``mark`` tokens are final."""
     kind, reach = info[group, KIND], info[group, REACH]
-    tokens = i64(0)
+    tokens: int = i64(0)
     if kind == WINDOW:
         tokens = mark - reach + 1
     elif kind == CHUNKED:
         tokens = mark // reach * reach
     if tokens <= 0:
         return 0
-    return tokens // info[group, SPAN]
+    span: int = info[group, SPAN]
+    return tokens // span
 
 
 @piece(i64(i64[:, ::1], i64, i64))
 def columns(info: I64, group: int, tokens: int) -> int:
     """Return how many entries a row of so many tokens has."""
+    fixed: int = info[group, FIXED]
     if info[group, KIND] == STATE:
-        return info[group, FIXED] if tokens else 0
-    span = info[group, SPAN]
+        return fixed if tokens else 0
+    span: int = info[group, SPAN]
     return (tokens + span - 1) // span
 
 
@@ -176,6 +181,18 @@ def own(
             replace_shared(info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, group, row, column)
 
 
+@piece(nothing(i32[::1], i64, sealed(i32[::1]), i64, i64, i64))
+def copy_words(store: I32, target: int, words: I32, source: int, count: int, stride: int) -> None:
+    """Copy ``count`` words, every ``stride``-th from ``source``, to where a node slot keeps its tokens."""
+    to, start, step = u64(target), u64(source), u64(stride)  # unsigned: no index counts from the end
+    if stride == 1:
+        for i in range(u64(count)):
+            store[to + i] = words[start + i]
+    else:
+        for i in range(u64(count)):
+            store[to + i] = words[start + i * step]
+
+
 @piece(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
 def put(
     meta: I64, nodes: I64, store: I32, lines: I64, row: int, begin: int, end: int, words: I32, at: int, stride: int
@@ -205,9 +222,7 @@ def put(
                 lines[line + TAIL_AT] = begin
             slot, low = after, begin
         count = min(end, low + unit) - begin
-        target = (slot * unit + begin - low) * per
-        for i in range(count * per):
-            store[target + i] = words[at + i * stride]
+        copy_words(store, (slot * unit + begin - low) * per, words, at, count * per, stride)
         at += count * per * stride
         begin += count
 
@@ -258,7 +273,9 @@ def settle_final(
         if node == 0:
             give_slot(meta, nodes, draft)
         else:
-            found = child(meta, nodes, buckets, store, node, store, draft * words, 1)
+            found = i64(0)
+            if nodes[node * width + HEIRS] % PIN:
+                found = child(meta, nodes, buckets, store, node, store, draft * words, 1)
             if found:
                 give_slot(meta, nodes, draft)
             else:
@@ -290,19 +307,22 @@ def write_slots(info: I64, entries: I32, meta: I64, row: int, begin: int, end: i
     for group in range(info.shape[0] - 1):
         span, block, ranks, chunk = info[group, SPAN], info[group, BLOCK], info[group, CP], info[group, INTERLEAVE]
         start = info[group, BASE] + row * info[group, WIDTH]
-        position, to = begin, at
         if info[group, KIND] == STATE:
             for token in range(end - begin):
                 out[group, at + token] = -1
             continue
-        column = begin // span
+        position, column = begin, begin // span
         offset = begin - column * span
         while position < end:
             first = i64(entries[start + column]) * block
             count = min(span - offset, end - position)
-            for token in range(count):
-                out[group, to + token] = owned(first, offset + token, chunk, ranks, rank)
-            to += count
+            to = u64(at + position - begin)
+            if ranks == 1:
+                for token in range(u64(count)):
+                    out[group, to + token] = first + offset + i64(token)
+            else:
+                for token in range(count):
+                    out[group, at + position - begin + token] = owned(first, offset + token, chunk, ranks, rank)
             position += count
             column += 1
             offset = i64(0)

@@ -110,7 +110,7 @@ class KVCache:
         store = np.zeros(slots * plan.unit, np.int32)
         lines = np.zeros(self.max_rows * c.LINE_FIELDS, np.int64)
         self._meta, self._lines = meta, lines
-        self._core: Any = self._assembled(blocks, nodes, buckets, store, np.zeros(3 * 64, np.int32))
+        self._core: c.Core = self._assembled(blocks, nodes, buckets, store, np.zeros(3 * 64, np.int32))
         self._path = np.zeros(plan.largest // plan.unit + len(self.groups) + 1, np.int64)
         self._unlimited = np.full(self.max_rows, _NO_LIMIT, np.int64)
         fields = lines.reshape(self.max_rows, c.LINE_FIELDS)
@@ -144,7 +144,7 @@ class KVCache:
             parts += dense
         return max(parts, 1)
 
-    def _assembled(self, blocks: Any, nodes: Any, buckets: Any, store: Any, copies: Any) -> tuple[Any, ...]:
+    def _assembled(self, blocks: Any, nodes: Any, buckets: Any, store: Any, copies: Any) -> c.Core:
         t = self.tables
         return (
             t._info,
@@ -242,8 +242,8 @@ class KVCache:
             self._busy.release()
 
     def _checked(
-        self, verb: str, rows: Any, starts: Any, words: Any, tokens: Any, mode: int, limits: Any, finals: Any
-    ) -> Any:
+        self, verb: str, rows: Any, starts: Any, words: c.Words, tokens: Any, mode: int, limits: Any, finals: Any
+    ) -> c.Words:
         """Refuse prompts that no state of the cache could take; return their words, in the width of the store."""
         info, state = self._core[:2]
         code = a.check_prompts(info, state, self._meta, self._lines, rows, starts, *words, mode, limits, finals)
@@ -258,7 +258,7 @@ class KVCache:
         self,
         rows: Any,
         starts: Any,
-        words: Any,
+        words: c.Words,
         mode: int,
         limits: Any,
         finals: Any,
@@ -556,7 +556,7 @@ class KVCache:
             return short(verb, self._meta, rows[self._meta[c.SERVED] :].tolist(), headroom, self._plan.usable)
         return refusal(code, verb, self.tables._info, self._plan)
 
-    def _words(self, tokens: Any) -> tuple[NDArray[np.int32], int]:
+    def _words(self, tokens: Any) -> c.Words:
         """Return tokens as 32-bit words, and the words from one to the next, in units of what the store takes."""
         if type(tokens) is np.ndarray and tokens.dtype is _I32 and tokens.ndim == 1 and tokens.flags.carray:
             if self._meta[c.WORDS] == 1:
@@ -585,7 +585,7 @@ class KVCache:
         grown[0][: nodes.size], grown[1][: store.size] = nodes, store
         self._core = self._assembled(blocks, grown[0], buckets, grown[1], np.resize(copies, 2 * copies.size))
 
-    def _restore(self, core: tuple[Any, ...], saved: list[Any]) -> None:
+    def _restore(self, core: c.Core, saved: list[Any]) -> None:
         """Put every array back to what it was before a call that was refused half way."""
         for array, before in zip(core, saved, strict=True):
             array[...] = before

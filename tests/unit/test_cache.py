@@ -262,7 +262,7 @@ def test_state_groups_hold_a_fixed_number_of_blocks_and_never_hit():
     geometry = blocktable.plan(max_model_len=64, block_size=4)
     state = Group(blocktable.plan(max_model_len=64, block_size=64, extra_blocks=2), kind="state", state_blocks=3)
     cache = KVCache([geometry, state], num_blocks=40, max_rows=2)
-    cached, slots = cache.admit([0], [0, 9], np.arange(9))
+    _, slots = cache.admit([0], [0, 9], np.arange(9))
     assert slots[1].tolist() == [-1] * 9
     assert len(row(cache, 0, 1)) == 3
     assert hit(cache, list(range(9))) == 0
