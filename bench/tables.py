@@ -42,40 +42,46 @@ class Crossing:
         self.calls = [list(zip(r.tolist(), k.tolist(), strict=True)) for r, k in zip(self.rows, self.ids, strict=True)]
 
 
-def ours(widths: Sequence[int], filled: int) -> blocktable.BlockTables:
-    """Return tables of 1024 rows that hold ``filled`` blocks each, in one group per width, committed."""
+def lengths(most: int) -> np.ndarray:
+    """Return how many blocks each row holds: a batch of many lengths, up to ``most``."""
+    return np.random.default_rng(1).integers(1, most + 1, ROWS)
+
+
+def ours(widths: Sequence[int], most: int) -> blocktable.BlockTables:
+    """Return tables of 1024 rows that hold up to ``most`` blocks each, in one group per width, committed."""
     tables = blocktable.BlockTables(
         [blocktable.plan(max_model_len=width * BLOCK, block_size=BLOCK) for width in widths],
         max_rows=ROWS,
         num_blocks=NUM_BLOCKS,
     )
-    ids = np.random.default_rng(1).integers(1, NUM_BLOCKS, ROWS * filled, dtype=np.int32)
+    indptr = np.concatenate([[0], np.cumsum(lengths(most))])
+    ids = np.random.default_rng(2).integers(1, NUM_BLOCKS, indptr[-1], dtype=np.int32)
     for group in range(len(widths)):
-        tables.assign(np.arange(ROWS), np.arange(ROWS + 1) * filled, ids, group=group)
+        tables.assign(np.arange(ROWS), indptr, ids, group=group)
     tables.commit()
     return tables
 
 
-def stock_v1(widths: Sequence[int], filled: int) -> Any:
+def stock_v1(widths: Sequence[int], most: int) -> Any:
     """Return V1's tables in the same state."""
     tables = v1_tables(ROWS, list(widths), BLOCK)
-    ids = np.random.default_rng(1).integers(1, NUM_BLOCKS, ROWS * filled, dtype=np.int32)
-    for group in tables.block_tables:
-        group.num_blocks_per_row[:] = filled
-        group.block_table.np[:, :filled] = ids.reshape(ROWS, filled)
+    state = ours(widths, most)
+    for g, group in enumerate(tables.block_tables):
+        group.num_blocks_per_row[:] = state.tables[g].num_blocks
+        group.block_table.np[:] = state.tables[g].array
     return tables
 
 
-def stock_v2(widths: Sequence[int], filled: int) -> Any:
+def stock_v2(widths: Sequence[int], most: int) -> Any:
     """Return V2's tables in the same state, as far as its host part has any."""
     tables = v2_tables(ROWS, list(widths), BLOCK)
-    tables.num_blocks.np[:] = filled
+    tables.num_blocks.np[:] = lengths(most)
     return tables
 
 
 def append_commit(bench: Bench, groups: int = 1) -> None:
     """Append one block to each of 64 rows of 1024 and commit."""
-    steps, widths, filled = Crossing(32), [WIDTH] * groups, WIDTH // 2
+    steps, widths, filled = Crossing(32), [WIDTH] * groups, WIDTH - 256
     tables, first, second = ours(widths, filled), stock_v1(widths, filled), stock_v2(widths, filled)
     group = 0 if groups == 1 else None
 
@@ -132,7 +138,7 @@ def agree(tables: blocktable.BlockTables, first: Any, second: Any) -> None:
 def from_lists(bench: Bench) -> None:
     """Do the same from Python lists, as a plugin inside vLLM receives ids."""
     steps = Crossing(32)
-    tables, first = ours([WIDTH], WIDTH // 2), stock_v1([WIDTH], WIDTH // 2)
+    tables, first = ours([WIDTH], WIDTH - 256), stock_v1([WIDTH], WIDTH - 256)
     lists = [
         ([row for row, _ in call], list(range(CROSSING + 1)), [block for _, block in call]) for call in steps.calls
     ]
@@ -154,7 +160,7 @@ def commit(bench: Bench) -> None:
     taken = {}
     for width in WIDTHS:
         steps = Crossing(32)
-        tables, first = ours([width], width // 2), stock_v1([width], width // 2)
+        tables, first = ours([width], width - 256), stock_v1([width], width - 256)
         grow = partial(_grow, tables, steps)
         row = bench.compare(
             f"commit/{width}",
@@ -172,7 +178,7 @@ def _grow(tables: blocktable.BlockTables, steps: Crossing, i: int) -> None:
 def single_row(bench: Bench) -> None:
     """Append one block to one row."""
     calls = 256
-    tables, first = ours([WIDTH], WIDTH // 4), stock_v1([WIDTH], WIDTH // 4)
+    tables, first = ours([WIDTH], WIDTH - 256), stock_v1([WIDTH], WIDTH - 256)
     rows = [np.array([row]) for row in range(calls)]
     ids = [np.array([1 + row], np.int32) for row in range(calls)]
     indptr = np.array([0, 1])
@@ -187,11 +193,14 @@ def single_row(bench: Bench) -> None:
 
 def slots(bench: Bench) -> None:
     """Build positions and slots of 256 decoding rows and one prefill of 8192 tokens, from token counts."""
-    decodes, prefill, filled = 256, 8192, 1024
+    decodes, prefill, width = 256, 8192, 1024
     scheduled = np.array([1] * decodes + [prefill], np.int32)
     rows, total = scheduled.size, int(scheduled.sum())
-    computed = np.random.default_rng(2).integers(0, filled * BLOCK - prefill, rows, dtype=np.int32)
-    tables, first = ours([filled], filled), stock_v1([filled], filled)
+    tables, first = ours([width], width), stock_v1([width], width)
+    held = tables.tables[0].num_blocks[:rows].astype(np.int32) * BLOCK
+    computed = held - 1  # a decoding row computes its last token
+    fill_row(tables, first, rows - 1, width)
+    computed[-1] = width * BLOCK - prefill
     for group in first.block_tables:
         group.slot_mapping = type(group.slot_mapping)(
             total, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
@@ -217,6 +226,13 @@ def slots(bench: Bench) -> None:
         Side("vllm-v1 positions+compute_slot_mapping", v1_step),
     )
     bench.goal("slot mapping with positions: times faster than vllm-v1's path", row.ratio, 4)
+
+
+def fill_row(tables: blocktable.BlockTables, first: Any, row: int, blocks: int) -> None:
+    """Give a row ``blocks`` blocks on both sides, for the prefill."""
+    ids = np.arange(1, blocks + 1, dtype=np.int32)
+    tables.assign([row], [0, blocks], ids)
+    first.add_row((ids.tolist(),), row)
 
 
 def main() -> int:
