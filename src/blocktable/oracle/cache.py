@@ -402,7 +402,7 @@ class CacheModel:
             (g, c) for g in range(len(self.groups)) for c in range(len(row.blocks[g]), self.columns(g, end)) if part
         ]
         take = len(copied) + len(grown)
-        if take and take + headroom > self.blocks.available():
+        if take + headroom > self.blocks.available():
             raise Short(needed + take, needed + self.blocks.available())
         for g, column in copied:
             source = row.blocks[g][column]
