@@ -538,7 +538,7 @@ def reopen(
                 node = 0
             else:
                 node = nodes[node * width + PARENT]
-    if length == 0 and meta[INDEXED]:
+    if length == 0 and before:
         node = lines[line + ROOT]
     draft = i64(0)
     if length > index * unit:

@@ -22,7 +22,6 @@ from blocktable._cache_layout import (
     I64,
     INDEX,
     LATEST,
-    LENGTH,
     LINE_FIELDS,
     LISTS,
     MATE_NEXT,
@@ -321,7 +320,7 @@ def go_on_from(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, befor
 
 @compiled(nothing(*LISTS, i64[::1], i32[::1], i64[::1]))
 def forget_all(meta: I64, blocks: I32, nodes: I64, buckets: I32, lines: I64) -> None:
-    """Forget every node; rows that hold tokens index nothing any more, since their history would be missing."""
+    """Forget every node; rows in use index nothing any more, since their history would be missing."""
     width = NODE_FIELDS + meta[PARTS]
     for block in range(meta[NUM_BLOCKS]):
         blocks[block * BLOCK_FIELDS + SEAT] = 0
@@ -342,7 +341,4 @@ def forget_all(meta: I64, blocks: I32, nodes: I64, buckets: I32, lines: I64) -> 
         if root == 0:
             continue
         nodes[root * width + HEIRS] += PIN
-        if lines[line + NODE] == root and lines[line + LENGTH] == 0:
-            nodes[root * width + HEIRS] += PIN
-        else:
-            lines[line + NODE] = 0
+        lines[line + NODE] = 0
