@@ -22,7 +22,7 @@ BAD_LENGTH = 23
 
 @compiled(i64(i64[:, ::1], i32[::1], sealed(i64[::1]), sealed(i64[::1])))
 def check_rows(info: I64, state: I32, rows: I64, lengths: I64) -> int:
-    """Refuse a row outside the tables, and a length past a row's live blocks (of groups that hold every token)."""
+    """Refuse a row outside the tables, and a length that a row's live blocks do not hold, in groups that hold every token."""
     total = info[info.shape[0] - 1, ROWS]
     for i in range(rows.size):
         if rows[i] < -1 or rows[i] >= total:
@@ -36,7 +36,7 @@ def check_rows(info: I64, state: I32, rows: I64, lengths: I64) -> int:
             if info[group, k.KIND] != STATE and info[group, k.KIND] != RING:
                 live = i64(state[(group * total + rows[i]) * STATE_FIELDS + COUNT])
                 room = live * info[group, BLOCK] * info[group, CP]
-                if lengths[i] > room:
+                if live > 0 and lengths[i] > room:  # a row may be unused in a group
                     return refuse(info, BAD_LENGTH, group, i, rows[i], lengths[i], room, 0)
     return OK
 

@@ -34,11 +34,6 @@ SPAN_PROGRAMS = 32  # at most so many share one span
 
 
 @triton.jit
-def _constant(info, group, field):
-    return tl.load(info + group * INFO + field)
-
-
-@triton.jit
 def _apply_kernel(info, state, entries, spans, values, total_rows):
     span = spans + tl.program_id(0) * 6
     group = tl.load(span).to(tl.int64)
@@ -46,7 +41,7 @@ def _apply_kernel(info, state, entries, spans, values, total_rows):
     start = tl.load(span + 2)
     count = tl.load(span + 3)
     offset = tl.load(span + 4)
-    target = entries + _constant(info, group, BASE) + row * _constant(info, group, WIDTH) + start
+    target = entries + tl.load(info + group * INFO + BASE) + row * tl.load(info + group * INFO + WIDTH) + start
     given = tl.where(offset < 0, 0, count)  # of a null span nothing is read
     source = values + tl.maximum(offset, 0)
     part = tl.program_id(1)
@@ -58,19 +53,12 @@ def _apply_kernel(info, state, entries, spans, values, total_rows):
 
 
 @triton.jit
-def _real_row(rows, i, given, total_rows):
-    """Return batch row i's row in the tables, -1 where it is padding."""
-    row = tl.load(rows + i, mask=i < given, other=-1).to(tl.int64)
-    return tl.where(row < total_rows, tl.maximum(row, -1), -1)
-
-
-@triton.jit
 def _pages(info, group, length, live, rank):
     """Return how many tokens of a row lie on this rank, and in how many of its kernel blocks."""
-    ranks = _constant(info, group, CP).to(tl.int32)
-    chunk = _constant(info, group, INTERLEAVE).to(tl.int32)
-    page = _constant(info, group, KERNEL_BLOCK).to(tl.int32)
-    ratio = _constant(info, group, RATIO).to(tl.int32)
+    ranks = tl.load(info + group * INFO + CP).to(tl.int32)
+    chunk = tl.load(info + group * INFO + INTERLEAVE).to(tl.int32)
+    page = tl.load(info + group * INFO + KERNEL_BLOCK).to(tl.int32)
+    ratio = tl.load(info + group * INFO + RATIO).to(tl.int32)
     before = tl.where(ranks == 1, 0, rank * chunk)
     rest = length % (ranks * chunk) - before
     local = length // (ranks * chunk) * chunk + tl.minimum(tl.maximum(rest, 0), chunk)
@@ -120,13 +108,14 @@ def _gather_one(
     chunk = program % chunks
     group = (program // chunks % groups).to(tl.int64)
     i = program // chunks // groups
-    row = _real_row(rows, i, given, total_rows)
+    row = tl.load(rows + i, mask=i < given, other=-1).to(tl.int64)
+    row = tl.where(row < total_rows, tl.maximum(row, -1), -1)  # outside the tables is padding
     first_of_row = tl.maximum(row, 0)
     live = tl.load(state + (group * total_rows + first_of_row) * STATE + COUNT, mask=row >= 0, other=0)
-    ratio = _constant(info, group, RATIO).to(tl.int32)
-    source = entries + _constant(info, group, BASE) + first_of_row * _constant(info, group, WIDTH)
-    base = _constant(info, group, KERNEL_BASE) * capacity
-    target = tables + base + i * _constant(info, group, KERNEL_WIDTH)
+    ratio = tl.load(info + group * INFO + RATIO).to(tl.int32)
+    source = entries + tl.load(info + group * INFO + BASE) + first_of_row * tl.load(info + group * INFO + WIDTH)
+    base = tl.load(info + group * INFO + KERNEL_BASE) * capacity
+    target = tables + base + i * tl.load(info + group * INFO + KERNEL_WIDTH)
     pages = live * ratio
     begin = chunk * CHUNK
     mine = tl.minimum(tl.maximum(pages - begin, 0), CHUNK)
@@ -144,7 +133,7 @@ def _gather_one(
             first = _pages_before(info, state, group, rows, lengths, i, given, total_rows, rank)
             flat += base + first
             if chunk == 0:
-                page = _constant(info, group, KERNEL_BLOCK).to(tl.int32)
+                page = tl.load(info + group * INFO + KERNEL_BLOCK).to(tl.int32)
                 last = tl.where(used > 0, tl.minimum(local - (used - 1) * page, page), 1)
                 tl.store(last_page_len + group * capacity + i, last)
                 tl.store(kv_indptr + group * (capacity + 1) + i + 1, first + used)
@@ -182,16 +171,17 @@ def _slots_one(
     else:
         end = tl.load(query_start_loc + i + 1).to(tl.int64)
         end = tl.minimum(end, tl.minimum(size, num_positions))
-        row = _real_row(rows, i, given, total_rows)
+        row = tl.load(rows + i).to(tl.int64)
+        row = tl.where(row < total_rows, tl.maximum(row, -1), -1)
         first_of_row = tl.maximum(row, 0)
-        kind = _constant(info, group, KIND)
-        block = _constant(info, group, BLOCK)
-        ranks = _constant(info, group, CP)
-        turn_length = _constant(info, group, INTERLEAVE)
+        kind = tl.load(info + group * INFO + KIND)
+        block = tl.load(info + group * INFO + BLOCK)
+        ranks = tl.load(info + group * INFO + CP)
+        turn_length = tl.load(info + group * INFO + INTERLEAVE)
         me = tl.where(ranks == 1, 0, rank)
         live = tl.load(state + (group * total_rows + first_of_row) * STATE + COUNT, mask=row >= 0, other=0)
         live = tl.where(kind == STATE_KIND, 0, live)
-        source = entries + _constant(info, group, BASE) + first_of_row * _constant(info, group, WIDTH)
+        source = entries + tl.load(info + group * INFO + BASE) + first_of_row * tl.load(info + group * INFO + WIDTH)
         for at in range(begin, end, VECTOR):
             token = at + tl.arange(0, VECTOR)
             inside = token < end
