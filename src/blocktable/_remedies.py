@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 from blocktable._ints import align_up, ceil_div, lcm
 from blocktable.contracts.contract import Contract, common_kernel_block
+from blocktable.contracts.releases import WidthPolicy
 from blocktable.errors import BlockTableError, GeometryError
 
-__all__ = ["explain", "integer", "ways", "wrong"]
+__all__ = ["explain", "integer", "own_policy", "ways", "wrong"]
 
 Request = Mapping[str, Any]
 Change = dict[str, Any]
@@ -32,6 +33,11 @@ def integer(value: Any, name: str, *, least: int = 1) -> int:
         bound = f"at least {least}" if number < least else "at most 2**63 - 1"
         wrong(f"{name} must be {bound}, got {number}", name, _COMMON.get(name, least), value=number)
     return number
+
+
+def own_policy(contracts: tuple[Contract, ...]) -> WidthPolicy | None:
+    """Return how the engine sizes the rows of these backends, where that is not its release's policy."""
+    return next((one.width_policy for one in contracts if one.width_policy), None)
 
 
 def wrong(text: str, setting: str, better: int, *, law: str = "L1", **values: object) -> NoReturn:
@@ -109,7 +115,7 @@ def _lengths(request: Request, works: Callable[[Change], bool]) -> Iterator[Chan
     multiple = lcm(*(one.widths(kernel, ceil_div(length + ahead, ranks)).multiple for one in contracts))
     if multiple > _MOST_COLUMNS:
         return
-    rounding = engine.alignment(block) if engine else 1
+    rounding = engine.alignment(block, own_policy(contracts)) if engine else 1
     step = lcm(rounding, multiple // gcd(multiple, block // kernel))
     blocks = ceil_div(length + ahead, block * ranks) + extra
     for top in (align_up(blocks - step + 1, step), align_up(blocks, step)):

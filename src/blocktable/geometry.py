@@ -12,7 +12,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from blocktable._ints import align_up, ceil_div, lcm
-from blocktable._remedies import explain, integer, ways, wrong
+from blocktable._remedies import explain, integer, own_policy, ways, wrong
 from blocktable.contracts.contract import Contract, common_kernel_block
 from blocktable.contracts.fields import describe_sizes
 from blocktable.contracts.releases import Release
@@ -317,7 +317,7 @@ def _solve(
         columns, reasons = _fewest_columns(needed * ratio, kernel, ceil_div(limit + ahead, ranks), contracts)
         width = columns // ratio
     else:
-        width = engine.width(max_model_len=limit, block_size=block, cp_size=ranks)
+        width = engine.width(max_model_len=limit, block_size=block, cp_size=ranks, policy=own_policy(contracts))
         columns = width * ratio
         reasons = (f"{engine} allocates {width} blocks per row, {columns} kernel columns",)
     return Geometry(
@@ -356,6 +356,12 @@ def _kernel_block(block: int, contracts: tuple[Contract, ...]) -> int:
                 f"{contract.name} takes manager blocks of {sizes} tokens, got {block}",
                 law="L1",
                 values={"contract": contract.name, "block_size": block, "accepted": contract.manager_block_sizes},
+            )
+        if contract.answers_wrongly(block):
+            raise GeometryError(
+                f"{contract.name} answers wrongly with blocks of {block} tokens: {contract.wrong_why}",
+                law="L1",
+                values={"contract": contract.name, "block_size": block, "wrong": contract.wrong_blocks},
             )
     kernel = common_kernel_block(block, contracts)
     if kernel is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blocktable.cli import run
-from blocktable.contracts import known_versions, list_contracts, resolve_engine
+from blocktable.contracts import known_engines, known_versions, list_contracts, resolve_engine
 
 
 def listed(line: str, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -28,9 +28,9 @@ def test_the_list_is_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
         assert [line.split()[0] for line in lines] == [one["name"] for one in facts]
 
 
-def test_both_engines_are_listed_by_their_newest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_engine_is_listed_by_their_newest(capsys: pytest.CaptureFixture[str]) -> None:
     engines = {one["engine"] for one in listed("--json", capsys)}
-    assert engines == {f"vllm {known_versions('vllm')[-1]}", f"flashinfer {known_versions('flashinfer')[-1]}"}
+    assert engines == {f"{engine} {known_versions(engine)[-1]}" for engine in known_engines()}
 
 
 def test_a_block_size_filters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_one_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_known_backend_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    for engine in ("vllm", "flashinfer"):
+    for engine in known_engines():
         for contract in list_contracts(engine):
             assert contract.name in listed(f"{contract.name} --engine {engine}", capsys)
 

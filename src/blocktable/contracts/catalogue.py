@@ -47,8 +47,15 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = "int32"
     offset_type: OffsetType = "int32"
     hardware: list[str] = []
+    head_sizes: list[int] = []
+    only_head_sizes: list[int] = []
     context_parallel: bool | None = None
     cp_max_interleave: int | None = None
+    cp_drafts_interleave: bool = False
+    fallback_block_size: int | None = None
+    width_policy: WidthPolicy | None = None
+    wrong_blocks: list[int | str] = []
+    wrong_why: str = ""
     error_text: str = ""
     raised: str = ""
     where: str = ""
@@ -71,6 +78,7 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_block_size: int | None = None
     prefill_ranks_divide: bool = False
     aligns_state: bool = False
+    divides_state: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
@@ -81,18 +89,26 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: str
     packages: list[str] = []
+    named_last: bool = False
     release: list[_Release] = []
     exists: dict[str, str] = {}
+    parts: dict[str, str] = {}
     aliases: dict[str, str] = {}
+    instead: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     backend: list[_Backend] = []
 
 
 @dataclass(frozen=True)
 class Record:
-    """A contract, the versions it speaks for, how it is known in which of them, and the call that its backend makes."""
+    """A contract, the versions it speaks for, how it is known in which of them, and the call that its backend makes.
+
+    With ``only_head_sizes`` it speaks for models of those head sizes alone.
+    """
 
     contract: Contract
     versions: SpecifierSet
+    only_head_sizes: tuple[int, ...]
     known: tuple[tuple[Evidence, SpecifierSet], ...]
     calls: Call | None
 
@@ -110,14 +126,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """One data file, read: releases ascending, records by name, existence ranges by name, aliases."""
+    """One data file, read: releases ascending, records by name, existence ranges by name, aliases.
+
+    ``parts`` are backends that layers of a model bring themselves, which nobody can select; ``instead`` says of names
+    that an engine has or had, and that select nothing, what to use. ``named_last``: a bare name means this engine only
+    where no other has it.
+    """
 
     engine: str
     packages: tuple[str, ...]
+    named_last: bool
     releases: Mapping[Version, Release]
     records: Mapping[str, tuple[Record, ...]]
     exists: Mapping[str, SpecifierSet]
+    parts: Mapping[str, SpecifierSet]
     aliases: Mapping[str, str]
+    instead: Mapping[str, str]
 
 
 def read_catalogue(text: str, file: str) -> Catalogue:
@@ -131,8 +155,9 @@ def read_catalogue(text: str, file: str) -> Catalogue:
         raise CatalogueError(f"{file}: not valid TOML: {error}", values={"file": file}) from None
     records: dict[str, list[Record]] = {}
     for index, backend in enumerate(data.backend):
-        records.setdefault(backend.name, []).append(_record(backend, data.engine, where, index))
-    exists = {name: SpecifierSet() for name in records}
+        records.setdefault(backend.name, []).append(_record(backend, data, where, index))
+    parts = {name: where.range(versions, "parts", None, name) for name, versions in data.parts.items()}
+    exists = {name: SpecifierSet() for name in records if name not in parts}
     exists |= {name: where.range(versions, "exists", None, name) for name, versions in data.exists.items()}
     for alias, name in data.aliases.items():
         if name not in exists:
@@ -140,10 +165,13 @@ def read_catalogue(text: str, file: str) -> Catalogue:
     return Catalogue(
         engine=data.engine,
         packages=tuple(data.packages),
+        named_last=data.named_last,
         releases=_releases(data, exists, where),
         records={name: tuple(own) for name, own in records.items()},
         exists=exists,
+        parts=parts,
         aliases=data.aliases,
+        instead=data.instead,
     )
 
 
@@ -166,6 +194,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             default_block_size=written[version].default_block_size,
             prefill_ranks_divide=written[version].prefill_ranks_divide,
             aligns_state=written[version].aligns_state,
+            divides_state=written[version].divides_state,
             requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,
@@ -176,12 +205,15 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
 
 
 def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str, ...]:
-    return tuple(sorted(name for name, versions in exists.items() if versions.contains(version, prereleases=True)))
+    names = [name for name, versions in exists.items() if versions.contains(version, prereleases=True)]
+    return tuple(sorted(names, key=lambda name: ("." in name, name)))  # an entry point's own backends come last
 
 
-def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Record:
+def _record(backend: _Backend, data: _File, where: "_Where", index: int) -> Record:
     fields = {name: getattr(backend, name) for name in backend.__struct_fields__}
-    calls, name = fields.pop("calls"), fields.pop("name")
+    calls, name, heads = fields.pop("calls"), fields.pop("name"), tuple(fields.pop("only_head_sizes"))
+    # An entry's empty text takes back the text that the file gives for all.
+    fields["refusals"] = {check: text for check, text in (data.refusals | fields["refusals"]).items() if text}
     known = tuple(
         (evidence, where.range(versions, "backend", index, evidence))
         for evidence in _EVIDENCE
@@ -189,11 +221,11 @@ def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Reco
     )
     field = "name"
     try:
-        for field in ("kernel_block_sizes", "manager_block_sizes"):
+        for field in ("kernel_block_sizes", "manager_block_sizes", "wrong_blocks"):
             fields[field] = tuple(parse_size(size) for size in fields[field])
         field = "width_rule"
         fields[field] = parse_rule(fields[field])
-        contract = Contract(name, engine=engine, evidence=known[0][0] if known else "read", **fields)
+        contract = Contract(name, engine=data.engine, evidence=known[0][0] if known else "read", **fields)
     except ArgumentError as error:
         # Contract itself says which field it refuses, as the first word of its message or in its values.
         named = next((key for key in fields if key in error.values or error.message.startswith(key)), field)
@@ -201,6 +233,7 @@ def _record(backend: _Backend, engine: str, where: "_Where", index: int) -> Reco
     return Record(
         contract,
         where.range(backend.versions, "backend", index, "versions"),
+        heads,
         known,
         calls,
     )

@@ -26,6 +26,7 @@ from blocktable.contracts.fields import (
     one_of,
 )
 from blocktable.contracts.judging import Table, judge
+from blocktable.contracts.releases import WidthPolicy
 from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, count
 from blocktable.errors import ArgumentError
 
@@ -66,10 +67,18 @@ class Contract:
         ``"any"`` honoured · ``"last"`` stride 1 in the last dimension · ``"compact"`` W is taken as the row stride.
     dtype, offset_type
         The table's dtype, and the integers in which the kernel computes id · stride.
-    hardware
-        Compute capabilities or platforms it runs on, such as ``"10.0"``, ``"10.x"``, ``"cpu"``; empty: not restricted.
-    context_parallel, cp_max_interleave
-        Whether it works under decode context parallelism (None: not known) and the largest interleave then.
+    hardware, head_sizes
+        Compute capabilities or platforms it runs on, such as ``"10.0"``, ``"10.x"``, ``"cpu"``, and the head sizes it
+        takes; empty: not restricted.
+    context_parallel, cp_max_interleave, cp_drafts_interleave
+        Whether it works under decode context parallelism (None: not known), the largest interleave then, and whether
+        drafts may meet an interleave of more than 1.
+    fallback_block_size
+        The manager block that the engine takes, with a warning at most, in place of one that is not accepted.
+    width_policy
+        How the engine sizes the rows of this backend, where it differs from its release's policy.
+    wrong_blocks, wrong_why
+        Manager blocks with which the kernel starts and answers wrongly, and who found that.
     error_text, raised, where
         The text a user sees when the width is refused, with {block_num} and the like to fill in; the exception's type;
         where it is raised.
@@ -96,8 +105,14 @@ class Contract:
     dtype: str = "int32"
     offset_type: OffsetType = "int32"
     hardware: tuple[str, ...] = ()
+    head_sizes: tuple[int, ...] = ()
     context_parallel: bool | None = None
     cp_max_interleave: int | None = None
+    cp_drafts_interleave: bool = False
+    fallback_block_size: int | None = None
+    width_policy: WidthPolicy | None = None
+    wrong_blocks: Sizes = ()
+    wrong_why: str = ""
     error_text: str = ""
     raised: str = ""
     where: str = ""
@@ -112,8 +127,9 @@ class Contract:
         given: object = self.name
         if not isinstance(given, str) or not given:
             raise ArgumentError(f"a contract's name is a non-empty string, got {given!r}")
-        for name in ("kernel_block_sizes", "manager_block_sizes"):
+        for name in ("kernel_block_sizes", "manager_block_sizes", "wrong_blocks"):
             object.__setattr__(self, name, as_sizes(getattr(self, name), name))
+        object.__setattr__(self, "head_sizes", tuple(count(size, "head_sizes") for size in self.head_sizes))
         object.__setattr__(self, "width_rule", as_rule(self.width_rule))
         object.__setattr__(self, "refusals", as_refusals(self.refusals))
         for name in ("hardware", "pitfalls"):
@@ -126,9 +142,12 @@ class Contract:
             ("evidence", Evidence),
         ):
             one_of(getattr(self, name), name, get_args(allowed))
+        if self.width_policy is not None:
+            one_of(self.width_policy, "width_policy", get_args(WidthPolicy))
         object.__setattr__(self, "min_width", count(self.min_width, "min_width", least=0))
-        if self.default_block_size is not None:
-            object.__setattr__(self, "default_block_size", count(self.default_block_size, "default_block_size"))
+        for name in ("default_block_size", "fallback_block_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, count(getattr(self, name), name))
         check_template(self.error_text, "error_text")
         for _, text in self.refusals:
             check_template(text, "refusals")
@@ -162,6 +181,19 @@ class Contract:
     def accepts_manager(self, size: int) -> bool:
         """Whether the backend takes a manager block of ``size`` tokens, which may still be split into kernel blocks."""
         return accepts(self.manager_block_sizes, size)
+
+    def effective_block_size(self, size: int) -> int:
+        """Return the manager block that the engine really takes when ``size`` is asked for.
+
+        >>> Contract("FORCING", kernel_block_sizes=(32, 64), fallback_block_size=64).effective_block_size(16)
+        64
+        """
+        sizes = self.manager_block_sizes or self.kernel_block_sizes
+        return size if self.fallback_block_size is None or accepts(sizes, size) else self.fallback_block_size
+
+    def answers_wrongly(self, size: int) -> bool:
+        """Whether the kernel is known to start with a manager block of ``size`` tokens and to answer wrongly."""
+        return bool(self.wrong_blocks) and accepts(self.wrong_blocks, size)
 
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:
         """Return the accepted widths for kernel blocks of ``block_size`` tokens."""

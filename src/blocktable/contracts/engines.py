@@ -41,7 +41,7 @@ def known_engines() -> tuple[str, ...]:
     """Return the engines of the catalogue, sorted.
 
     >>> known_engines()
-    ('flashinfer', 'vllm')
+    ('flashinfer', 'sglang', 'vllm')
     """
     return tuple(_data_files())
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from blocktable.contracts.contract import Contract
 from blocktable.contracts.engines import catalogue, engine_name, fold, known_engines, release, unknown
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["get_contract", "list_contracts"]
 
+Facts: TypeAlias = tuple[str | None, int | None]
+"""Compute capability and head size, as far as they are known."""
+
 _DEFAULT_HARDWARE = "10.0"
 _WEAKNESS = ("run", "read", "inferred", "carried")
 
@@ -33,6 +37,7 @@ def get_contract(
     engine: str | None = None,
     version: str | None = None,
     hardware: str | None = None,
+    head_size: int | None = None,
     companions: Mapping[str, str] | None = None,
 ) -> Contract:
     """Return what a backend demands, in the release asked for (the newest known one without a version).
@@ -43,6 +48,8 @@ def get_contract(
         ``"NAME"``, ``"engine:NAME"`` or ``"engine:NAME@version"``; aliases and any case are understood.
     hardware
         A compute capability such as ``"10.0"``, which is also what is taken where rules differ by it and none is given.
+    head_size
+        The model's, where a kernel has a rule of its own for some head sizes; without it the rule for the others.
     companions
         Versions of kernel packages to judge by, such as ``{"flashinfer": "0.6.15"}``, in place of those that the
         release requires.
@@ -59,7 +66,7 @@ def get_contract(
     for contract in _matching(registered(), backend, engine, version):
         return contract
     try:
-        return _from_catalogue(backend, engine, version, hardware, tuple((companions or {}).items()))
+        return _from_catalogue(backend, engine, version, (hardware, head_size), tuple((companions or {}).items()))
     except UnknownName as error:
         contracts, problems = plugin_contracts()
         for contract in _matching(contracts, backend, engine, version):
@@ -72,14 +79,14 @@ def get_contract(
 def list_contracts(
     engine: str | None = None, *, version: str | None = None, hardware: str | None = None
 ) -> tuple[Contract, ...]:
-    """Return every contract of a release, or of the newest of every engine; plugins' and registered ones come last.
+    """Return every contract that can be selected in a release, or in the newest of every engine; plugins' come last.
 
     >>> [one.name for one in list_contracts("flashinfer", version="0.6.15")][:5]
     ['auto', 'cute-dsl', 'cutlass', 'trtllm-gen', 'xqa']
     """
     engines = known_engines() if engine is None else (engine_name(engine),)
     found = [
-        _build(catalogue(one), name, release(one, version), hardware, ())
+        _build(catalogue(one), name, release(one, version), (hardware, None), ())
         for one in engines
         for name in release(one, version).backends
         if name in catalogue(one).records
@@ -123,25 +130,36 @@ def _in_range(version: str, versions: str) -> bool:
 
 @cache
 def _from_catalogue(
-    name: str, engine: str | None, version: str | None, hardware: str | None, companions: tuple[tuple[str, str], ...]
+    name: str, engine: str | None, version: str | None, facts: Facts, companions: tuple[tuple[str, str], ...]
 ) -> Contract:
     data = catalogue(engine_name(engine) if engine is not None else _home(name))
     chosen = release(data.engine, version)
     known = _known_name(data, name)
     if known is None:
         raise unknown("backend", name, chosen.backends, f" in {chosen}")
-    if known not in chosen.backends:
+    if known not in chosen.backends and not _is_part(data, known, chosen):
         raise _absent(data, known, chosen)
     if known not in data.records:
         raise _unread(known, chosen)
-    return _build(data, known, chosen, hardware, companions)
+    return _build(data, known, chosen, facts, companions)
+
+
+def _is_part(data: "Catalogue", name: str, chosen: "Release") -> bool:
+    return name in data.parts and data.parts[name].contains(chosen.data_version, prereleases=True)
 
 
 def _home(name: str) -> str:
-    """Return the engine that a bare name belongs to: an exact spelling wins over another case."""
+    """Return the engine that a bare name belongs to: an exact spelling wins over another case.
+
+    vLLM and FlashInfer go before SGLang, which has some of vLLM's names in lower case.
+    """
     every = [catalogue(engine) for engine in known_engines()]
-    exact = [one.engine for one in every if name in one.exists or name in one.aliases]
-    found = exact or [one.engine for one in every if _known_name(one, name)]
+    first = [one for one in every if not one.named_last]
+    found = (
+        [one.engine for one in first if any(name in names for names in _names(one))]
+        or [one.engine for one in first if _known_name(one, name)]
+        or [one.engine for one in every if one.named_last and _known_name(one, name)]
+    )
     if len(found) == 1:
         return found[0]
     if not found:
@@ -153,18 +171,24 @@ def _home(name: str) -> str:
     )
 
 
+def _names(data: "Catalogue") -> tuple[Iterable[str], ...]:
+    return data.exists, data.parts, data.aliases, data.instead
+
+
 def _known_name(data: "Catalogue", name: str) -> str | None:
-    for known in (*data.exists, *data.aliases):
+    for known in chain(*_names(data)):
         if fold(known) == fold(name):
             return data.aliases.get(known, known)
     return None
 
 
 def _absent(data: "Catalogue", name: str, chosen: "Release") -> UnknownName:
-    holders = [one.version for one in data.releases.values() if name in one.backends]
-    there = f"it exists in {holders[0]} to {holders[-1]}" if holders else "no known release has it"
+    holders = [one.version for one in data.releases.values() if name in one.backends or _is_part(data, name, one)]
+    there = f"it exists in {holders[0]} to {holders[-1]}" if holders else "the name selects nothing"
     error = unknown("backend", name, chosen.backends, f" in {chosen}; {there}")
     error.values["exists_in"] = tuple(holders)
+    if name in data.instead:
+        error.remedy = data.instead[name]
     return error
 
 
@@ -177,18 +201,18 @@ def _unread(name: str, chosen: "Release") -> UnknownName:
 
 
 def _build(
-    data: "Catalogue", name: str, chosen: "Release", hardware: str | None, companions: tuple[tuple[str, str], ...]
+    data: "Catalogue", name: str, chosen: "Release", facts: Facts, companions: tuple[tuple[str, str], ...]
 ) -> Contract:
     from packaging.version import Version  # noqa: PLC0415 - loaded with the data, not before
 
     version = Version(chosen.data_version)
-    record = _for_hardware(_nearest(data, name, version), hardware, name)
+    record = _for_facts(_nearest(data, name, version), *facts, name)
     evidence = "carried" if chosen.extrapolated else record.evidence(version)
     contract = replace(record.contract, evidence=evidence)
     if record.calls:
         kernel = record.calls.engine
         wanted = dict(companions).get(kernel) or chosen.requires.get(kernel)
-        return _over(contract, _from_catalogue(record.calls.name, kernel, wanted, hardware, ()))
+        return _over(contract, _from_catalogue(record.calls.name, kernel, wanted, facts, ()))
     return contract
 
 
@@ -203,7 +227,14 @@ def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]
     return list(data.records[name])
 
 
-def _for_hardware(records: list["Record"], hardware: str | None, name: str) -> "Record":
+def _for_facts(every: list["Record"], hardware: str | None, head_size: int | None, name: str) -> "Record":
+    special = [
+        record
+        for record in every
+        if head_size in record.only_head_sizes
+        and any(_runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
+    ]
+    records = special or [record for record in every if not record.only_head_sizes]
     if len(records) == 1:
         return records[0]
     for record in records:

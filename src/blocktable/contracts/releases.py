@@ -9,12 +9,14 @@ from blocktable._ints import align_up, ceil_div
 from blocktable.contracts.rules import count
 from blocktable.errors import ArgumentError
 
-__all__ = ["GroupKind", "Release", "WidthPolicy"]
+__all__ = ["GroupKind", "Release", "StateMode", "WidthPolicy"]
 
-WidthPolicy = Literal["native", "floor-128", "gcd-128"]
-GroupKind = Literal["full", "window", "chunked", "state", "ring"]
+WidthPolicy = Literal["native", "floor-128", "gcd-128", "tokens-4096", "one-more"]
+GroupKind = Literal["full", "window", "chunked", "state", "ring", "resident"]
+StateMode = Literal["none", "align"]
 
-_KINDS = ("full", "window", "chunked", "state", "ring")
+_KINDS = ("full", "window", "chunked", "state", "ring", "resident")
+_MODES = ("none", "align")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class Release:
     newer than the data is judged as the newest known one: ``version`` is then what was asked for, ``data_version`` what
     it is judged as, and ``extrapolated`` is True. ``evidence`` and ``source`` are those of the width.
     ``prefill_ranks_divide``: context-parallel ranks of the prefill divide a row as those of the decode do.
-    ``aligns_state``: the rows of state groups are rounded like those of attention groups.
+    ``aligns_state``: the rows of state groups are rounded like those of attention groups; ``divides_state``: they are
+    divided over context-parallel ranks like those.
     """
 
     engine: str
@@ -37,6 +40,7 @@ class Release:
     default_block_size: int | None = None
     prefill_ranks_divide: bool = False
     aligns_state: bool = False
+    divides_state: bool = False
     requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"
@@ -46,13 +50,23 @@ class Release:
         return f"{self.engine} {self.version}"
 
     def width(
-        self, *, max_model_len: int, block_size: int, cp_size: int = 1, lookahead: int = 0, kind: GroupKind = "full"
+        self,
+        *,
+        max_model_len: int,
+        block_size: int,
+        cp_size: int = 1,
+        lookahead: int = 0,
+        kind: GroupKind = "full",
+        state_mode: StateMode = "align",
+        policy: WidthPolicy | None = None,
     ) -> int:
         """Return the width in manager blocks that this release allocates for a row of a group of that kind.
 
         Attention groups (full, window, chunked) hold ``max_model_len`` tokens, split over ``cp_size`` ranks; lookahead
-        does not widen them, since the engine never allocates past ``max_model_len``. A state group is replicated and
-        widens by its ``lookahead`` speculative blocks; a ring holds one block. Cost: constant.
+        does not widen them, since the engine never allocates past ``max_model_len``. A resident group (the sparse cache
+        that every rank holds whole) is not split. A state group widens by its ``lookahead`` speculative blocks; with
+        ``state_mode`` none it holds one block besides. A ring holds one block. ``policy`` stands in for the release's
+        own, for a backend that sizes its rows itself. Cost: constant.
 
         >>> from blocktable.contracts import resolve_engine
         >>> [resolve_engine(f"vllm=={v}").width(max_model_len=9416, block_size=48) for v in ("0.20.2", "0.21.0", "0.32.0")]
@@ -62,20 +76,32 @@ class Release:
             raise ArgumentError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}", values={"kind": kind})
         tokens, block = count(max_model_len, "max_model_len"), count(block_size, "block_size")
         ranks, drafts = count(cp_size, "cp_size"), count(lookahead, "lookahead", least=0)
+        if state_mode not in _MODES:
+            raise ArgumentError(f"state_mode must be one of {', '.join(_MODES)}, got {state_mode!r}")
         if kind == "ring":
             return 1
         if kind == "state":
-            blocks = ceil_div(tokens, block) + drafts
-            return align_up(blocks, self.alignment(block)) if self.aligns_state else blocks
-        return align_up(ceil_div(tokens, block * ranks), self.alignment(block))
+            held = 1 if state_mode == "none" else ceil_div(tokens, block * (ranks if self.divides_state else 1))
+            return align_up(held + drafts, self.alignment(block)) if self.aligns_state else held + drafts
+        if kind == "resident":
+            ranks = 1
+        if policy == "one-more":
+            return tokens // (block * ranks) + 1
+        return align_up(ceil_div(tokens, block * ranks), self.alignment(block, policy))
 
-    def alignment(self, block_size: int) -> int:
+    def alignment(self, block_size: int, policy: WidthPolicy | None = None) -> int:
         """Return how many manager blocks an attention group's width is rounded up to, before any split into kernel blocks.
 
         >>> from blocktable.contracts import resolve_engine
         >>> resolve_engine("vllm==0.32.0").alignment(544)
         4
         """
-        if self.width_policy == "floor-128":
-            return max(128 // block_size, 1)
-        return 128 // gcd(128, block_size) if self.width_policy == "gcd-128" else 1
+        match policy or self.width_policy:
+            case "floor-128":
+                return max(128 // block_size, 1)
+            case "gcd-128":
+                return 128 // gcd(128, block_size)
+            case "tokens-4096":
+                return 4096 // gcd(4096, block_size)
+            case _:
+                return 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from blocktable._ints import ceil_div
+from blocktable._ints import align_up, ceil_div
 from blocktable.errors import ArgumentError, ContractError
 
 __all__ = [
@@ -200,21 +200,33 @@ class AtMost:
         return f"at most {_blocks(block_size, max_seq_len, 'AtMost')} ({max_seq_len} tokens / {block_size})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AtLeast:
-    """Wide enough for the longest sequence: W >= ceil(max_seq_len / b).
+    """Wide enough for the longest sequence, which counts in whole ``tokens``: W >= ceil(max_seq_len / b) for one.
 
-    >>> AtLeast().widths(64, 8000)
-    Widths(multiple=1, low=125, high=None)
+    >>> AtLeast().widths(64, 8000), AtLeast(256).widths(64, 8000)
+    (Widths(multiple=1, low=125, high=None), Widths(multiple=1, low=128, high=None))
     """
 
+    tokens: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", count(self.tokens, "tokens"))
+
+    def __repr__(self) -> str:
+        return "AtLeast()" if self.tokens == 1 else f"AtLeast(tokens={self.tokens})"
+
     def widths(self, block_size: int, max_seq_len: int | None = None) -> Widths:
-        """Accept ceil(max_seq_len / block_size) and more."""
-        return Widths(1, _blocks(block_size, max_seq_len, "AtLeast"), None)
+        """Accept what holds max_seq_len, rounded up to whole ``tokens``, and more."""
+        blocks = _blocks(block_size, max_seq_len, "AtLeast")
+        if max_seq_len is not None and self.tokens > 1:
+            blocks = ceil_div(align_up(max_seq_len, self.tokens), block_size)
+        return Widths(1, blocks, None)
 
     def describe(self, block_size: int, max_seq_len: int | None = None) -> str:
         """Name the bound."""
-        return f"at least {_blocks(block_size, max_seq_len, 'AtLeast')} ({max_seq_len} tokens / {block_size})"
+        whole = f" in whole {self.tokens}s" if self.tokens > 1 else ""
+        return f"at least {self.widths(block_size, max_seq_len).low} ({max_seq_len} tokens{whole} / {block_size})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +253,11 @@ _PLAIN: dict[str, type[AnyWidth | AtMost | AtLeast | Exactly]] = {
     "AtMost": AtMost,
     "Exactly": Exactly,
 }
-_COUNTED: dict[str, type[TokenMultiple | FloatModulus]] = {"TokenMultiple": TokenMultiple, "FloatModulus": FloatModulus}
+_COUNTED: dict[str, type[TokenMultiple | FloatModulus | AtLeast]] = {
+    "TokenMultiple": TokenMultiple,
+    "FloatModulus": FloatModulus,
+    "AtLeast": AtLeast,
+}
 
 
 def parse_rule(text: str) -> WidthRule:

@@ -58,7 +58,8 @@ def assess(launch: Launch) -> Judgement:
         name = str(error.values["name"])
         missing = (f"rule: what {name} demands of its table, which nobody has read", *missing_length(launch))
         return replace(answer, backend=name, missing=missing, reason=error.message)
-    block = launch.block_size or _own_block_size(release, contract)
+    asked = launch.block_size or _own_block_size(release, contract)
+    block = None if asked is None else contract.effective_block_size(asked)
     answer = replace(
         answer, backend=contract.name, block_size=block, assumed=tuple(_assumptions(launch, contract, block))
     )
@@ -77,6 +78,8 @@ def assess(launch: Launch) -> Judgement:
     try:
         geometry = allocated(launch, contract, block)
     except GeometryError as error:
+        if "wrong" in error.values:
+            return _refused(answer, f"{error.message}; the server would start")
         if "accepted" not in error.values:
             raise
         return _refused(answer, error.message, _block_error(release, contract, block))
@@ -87,7 +90,7 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
     if missing := missing_length(launch):
         return replace(answer, missing=missing, reason="the width of a row follows from the longest request")
     answer = replace(answer, width=geometry.width, kernel_width=geometry.kernel_width, padding=geometry.padding)
-    allocates = _allocates(launch.release, geometry)
+    allocates = _changed(launch, geometry) + _allocates(launch.release, geometry)
     widths = contract.widths(geometry.kernel_block_size, geometry.max_seq_len)
     demand = contract.width_rule.describe(geometry.kernel_block_size, geometry.max_seq_len)
     if widths.multiple == 1 and widths.low <= 1 and widths.high is None:
@@ -128,6 +131,12 @@ def allocated(launch: Launch, contract: Contract, block: int) -> Geometry:
 
 def _refused(answer: Judgement, reason: str, error: str = "") -> Judgement:
     return replace(answer, verdict="refused", reason=reason, error=error)
+
+
+def _changed(launch: Launch, geometry: Geometry) -> str:
+    if launch.block_size in (None, geometry.block_size):
+        return ""
+    return f"{launch.release} changes blocks of {launch.block_size} to {geometry.block_size}; "
 
 
 def _allocates(release: Release, geometry: Geometry) -> str:
@@ -189,6 +198,8 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Itera
     for kernel, version in release.requires.items():
         if f"; {kernel}: " in contract.source and kernel not in launch.kernels:
             yield f"{kernel} {version}, which {release} pins"
+    if contract.evidence == "inferred":
+        yield f"the rule of {contract.name} is inferred, not read from the kernel"
     if contract.evidence == "carried":
         yield f"the rule of {contract.name} is carried over from a near release; it was not read in {release}"
     if release.evidence == "carried":

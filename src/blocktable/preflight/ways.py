@@ -88,18 +88,22 @@ def _backends(launch: Launch, contract: Contract) -> Iterator[str]:
     flag = "--attention-backend" if release.engine == "vllm" else "--backend"
     found = 0
     # The catalogue's own alone: looking for plugins, and importing them, would cost every refusal its half second.
-    read = catalogue(release.engine).records
+    known = catalogue(release.engine).records
     for name in release.backends:
-        if name == contract.name or name not in read or _family(name) != _family(contract.name):
+        if name == contract.name or name not in known or _family(name) != _family(contract.name):
             continue
         other = replace(launch, backend=name)
-        if found < _MOST_BACKENDS and _covers(other.contract, contract) and _accepted(other):
+        read = other.contract.evidence != "inferred"
+        if found < _MOST_BACKENDS and read and _covers(other.contract, contract) and _accepted(other):
             found += 1
             yield f"{flag} {name}"
 
 
-def _family(name: str) -> tuple[bool, ...]:
-    return tuple(word in name.upper() for word in ("MLA", "SPARSE", "CPU"))
+def _family(name: str) -> tuple[object, ...]:
+    """Backends of other models, of other KV caches and of other entry points are no way out."""
+    point, dot, _ = name.partition(".")
+    words = ("MLA", "SPARSE", "CPU", "DIFFKV", "QUANT", "MSA", "ROCM", "TRITON_FLASH")
+    return (*(word in name.upper() for word in words), point if dot else "")
 
 
 def _covers(other: Contract, contract: Contract) -> bool:
