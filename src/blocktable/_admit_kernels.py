@@ -33,6 +33,7 @@ from blocktable._cache_layout import (
     SERVED,
     SHORT_OF_BLOCKS,
     SLOTS,
+    TIP,
     TOKENS,
     UNIT,
     UNKNOWN_TOKEN,
@@ -165,7 +166,7 @@ def take_prefix(
         here = (group * total + row) * STATE_FIELDS
         start = info[group, BASE] + row * info[group, WIDTH]
         gone, live = dead(info, group, tokens), units * dense
-        column = gone
+        column, block = gone, i64(0)
         for index in range(gone // dense, units):
             seat = path[index] * width + NODE_FIELDS + info[group, SEAT_BASE] - index * dense
             while column < (index + 1) * dense:
@@ -176,6 +177,7 @@ def take_prefix(
         touch(info, state, dirty, group, row, here, gone, live)
         state[here + COUNT] = live
         state[here + GONE] = gone
+        state[here + TIP] = block
     go_on_from(meta, nodes, buckets, store, path[units - 1], lines[line + NODE])
     lines[line + NODE] = path[units - 1]
     lines[line + LENGTH] = tokens

@@ -4,6 +4,7 @@ Slow on purpose: plain lists, one walk over every list, so that it shares no loo
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NoReturn
 
 import numpy as np
@@ -56,6 +57,10 @@ def audit(core: c.Core) -> None:
 
 def _owners(s: State) -> None:
     """L8, L9: a block has as many owners as rows hold it, and pending copies name blocks that are pinned."""
+    for group, row in product(range(len(s.info)), range(s.rows)):
+        last, tip = s.live(group, row)[-1:], s.table[group][row][c.TIP]
+        if any(last) and last != [tip]:
+            _broken("L3", f"row {row} of group {group} ends in block {last[0]}, {tip} is kept", row=row)
     ids = [s.live(group, row) for group in range(len(s.info)) for row in range(s.rows)]
     count = np.bincount(np.array([block for row in ids for block in row], np.int64), minlength=len(s.blocks)).tolist()
     pins = [0] * len(s.blocks)

@@ -13,6 +13,7 @@ from blocktable._cache_layout import (
     BAD_TOKEN,
     BAD_TOKENS,
     BLOCK_FIELDS,
+    BLOCKS,
     CACHED,
     COPIES,
     DENSE,
@@ -20,6 +21,7 @@ from blocktable._cache_layout import (
     FREE,
     GROW,
     HEAD,
+    HEAVY,
     HEIRS,
     I32,
     I64,
@@ -29,8 +31,10 @@ from blocktable._cache_layout import (
     LARGEST,
     LATEST,
     LENGTH,
+    LIGHT,
     LINE_FIELDS,
     LISTS,
+    LOW31,
     NEEDED,
     NEVER,
     NODE,
@@ -43,7 +47,6 @@ from blocktable._cache_layout import (
     PIN,
     PINS,
     PLAN,
-    RANK,
     REACH,
     REF,
     ROOT,
@@ -57,11 +60,13 @@ from blocktable._cache_layout import (
     TAIL_AT,
     TAKEN,
     TARGET,
+    TIP,
     TOO_SHORT,
     UNIT,
     UNKNOWN_TOKEN,
     WIDEN,
     WORDS,
+    WORK,
     piece,
     u64,
 )
@@ -78,7 +83,6 @@ from blocktable._kernels import (
     CP,
     FULL,
     GONE,
-    INTERLEAVE,
     KIND,
     OK,
     ROWS,
@@ -88,7 +92,6 @@ from blocktable._kernels import (
     WINDOW,
     check_rows,
     copy_range,
-    owned,
     refuse,
     touch,
 )
@@ -105,6 +108,8 @@ from blocktable._row_kernels import (
     put,
     serve,
     settle_final,
+    supply,
+    write_slots,
 )
 
 UNKNOWN = np.full(2, -1, np.int32)  # the words of a token that is not known yet
@@ -265,7 +270,7 @@ def extend(
     served, short_needed, short_gained = i64(-1), i64(0), i64(0)
     code = i64(OK)
     for i in range(n):
-        row = rows[i]
+        row = rows[i] & LOW31
         line = row * LINE_FIELDS
         begin, end = end, indptr[i + 1]
         count = end - begin
@@ -280,10 +285,14 @@ def extend(
         if roots.size and root and roots[i] and roots[i] != root:
             code = refuse(info, OTHER_SALT, 0, i, row, 0, 0, 0)
             break
-        known = scan(words, begin, count, per, stride)
-        if known < 0:
-            code = refuse(info, -known, 0, i, row, begin, end, 0)
-            break
+        known = count
+        if (
+            count != 1 or stride * per != 1 or words[begin & LOW31] < 0
+        ):  # else one token, known: most rows of most steps
+            known = scan(words, begin, count, per, stride)
+            if known < 0:
+                code = refuse(info, -known, 0, i, row, begin, end, 0)
+                break
         mark = lines[line + FINAL]
         final = length + known
         if mark < length:
@@ -299,18 +308,14 @@ def extend(
                 code = refuse(info, UNKNOWN_TOKEN, 0, i, row, final, wish, 0)
                 break
             final = max(wish, mark)
-        tail = lines[line + TAIL]
-        # Nothing to be made: a draft with room, no unit complete, nothing shared, a block with room in every group.
-        easy = (
-            tail != 0
-            and to - lines[line + TAIL_AT] <= unit
-            and final < lines[line + DONE] + unit
-            and lines[line + SHARED] == 0
-        )
+        work = i64(LIGHT)
+        if lines[line + TAIL] == 0 or to - lines[line + TAIL_AT] > unit or final >= lines[line + DONE] + unit:
+            work = i64(BLOCKS)
+        if root == 0 or lines[line + SHARED]:
+            work = i64(HEAVY)
         need = i64(0)
-        moves = lines[line + SHARED]
         for group in range(groups):
-            here = (group * total + row) * STATE_FIELDS
+            here = ((group * total + row) & LOW31) * STATE_FIELDS
             live = i64(state[here + COUNT])
             if info[group, KIND] == STATE:
                 if live == 0:
@@ -319,9 +324,11 @@ def extend(
                 if to > live * info[group, SPAN]:
                     need += columns(info, group, to) - live
                 if info[group, KIND] != FULL and dead(info, group, mark) > state[here + GONE]:
-                    moves = 1
-        if moves:
-            easy = False
+                    work = i64(HEAVY)
+        if need and work == LIGHT:
+            work = i64(BLOCKS)
+        lines[line + WORK] = work
+        if work == HEAVY:
             gain = pretend(info, state, entries, meta, blocks, lines, copies, row, count, -1)
             taken = lines[line + TAKEN]
             pretended = i + 1
@@ -334,7 +341,7 @@ def extend(
                         shared += many
                         gained += many
         needed += need
-        lines[line + PLAN] = final if easy and need == 0 else -1 - final
+        lines[line + PLAN] = final
         if served < 0 and needed + headroom > available + gained:
             served, short_needed, short_gained = i, needed, gained
             if partial:
@@ -345,7 +352,7 @@ def extend(
         code = refuse(info, BAD_INDPTR, 0, n, -1, indptr[n], words.size // (per * stride), 0)
     for back in range(pretended):
         row = rows[pretended - 1 - back]
-        if lines[row * LINE_FIELDS + PLAN] < 0:
+        if lines[row * LINE_FIELDS + WORK] == HEAVY:
             pretend(info, state, entries, meta, blocks, lines, copies, row, 1, 1)
     if code != OK:
         return code
@@ -360,14 +367,14 @@ def extend(
         meta[NEEDED] = indptr[served] // unit + n + 1
         return GROW
     meta[SERVED] = served
-    rank = meta[RANK]
     for i in range(served):
-        row = rows[i]
+        row = rows[i] & LOW31
         line = row * LINE_FIELDS
         begin = indptr[i]
         count = indptr[i + 1] - begin
-        length, plan = lines[line + LENGTH], lines[line + PLAN]
-        if plan < 0:
+        length, final, work = lines[line + LENGTH], lines[line + PLAN], lines[line + WORK]
+        to = length + count
+        if work == HEAVY:
             if lines[line + ROOT] == 0:
                 open_row(meta, nodes, lines, row, max(roots[i], 1) if roots.size else 1)
             serve(
@@ -383,8 +390,8 @@ def extend(
                 lines,
                 copies,
                 row,
-                length + count,
-                -1 - plan,
+                to,
+                final,
                 words,
                 begin * per * stride,
                 stride,
@@ -392,28 +399,30 @@ def extend(
                 begin,
             )
             continue
-        target = (lines[line + TAIL] * unit + length - lines[line + TAIL_AT]) * per
-        source = begin * per * stride
-        for k in range(count * per):
-            store[target + k] = words[source + k * stride]
-        lines[line + LENGTH] = length + count
-        lines[line + FINAL] = plan
+        if work == BLOCKS:
+            supply(info, state, entries, dirty, meta, blocks, nodes, buckets, store, row, to)
+        tail, low = lines[line + TAIL] & LOW31, lines[line + TAIL_AT]
+        if tail and to - low <= unit:
+            target, source = ((tail * unit + length - low) & LOW31) * per, (begin & LOW31) * per * stride
+            for k in range(count * per):
+                store[target + k] = words[source + k * stride]
+        else:
+            put(meta, nodes, store, lines, row, length, to, words, begin * per * stride, stride)
         for group in range(groups):
-            if info[group, KIND] == STATE:
-                for token in range(begin, begin + count):
-                    out[group, token] = -1
-                continue
-            last = i64(state[(group * total + row) * STATE_FIELDS + COUNT]) - 1
-            at = i64(entries[info[group, BASE] + row * info[group, WIDTH] + last]) * info[group, BLOCK]
+            here = ((group * total + row) & LOW31) * STATE_FIELDS
+            last = i64(state[here + COUNT]) - 1
             offset = length - last * info[group, SPAN]
-            if info[group, CP] == 1:
-                for token in range(count):
-                    out[group, begin + token] = at + offset + token
+            if info[group, KIND] == STATE or info[group, CP] != 1 or offset < 0:
+                write_slots(info, entries, meta, group, row, length, to, out, begin)
             else:
+                at = i64(state[here + TIP]) * info[group, BLOCK] + offset
                 for token in range(count):
-                    out[group, begin + token] = owned(
-                        at, offset + token, info[group, INTERLEAVE], info[group, CP], rank
-                    )
+                    out[group, begin + token] = at + token
+        lines[line + LENGTH] = to
+        if final >= lines[line + DONE] + unit:
+            settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
+        else:
+            lines[line + FINAL] = final
     return OK
 
 
@@ -684,4 +693,5 @@ def fork(
         touch(info, state, dirty, group, into, there, 0, live)
         state[there + COUNT] = live
         state[there + GONE] = state[here + GONE]
+        state[there + TIP] = state[here + TIP]
     return OK

@@ -90,12 +90,17 @@ LINE_FIELDS = 16
     TAIL_AT,  # position of its first token
     ROOT,  # the node of the row's salt; 0: the row is not in use
     SHARED,  # may the block that is written next have another owner, or back a node
-    PLAN,  # of the call in progress
+    PLAN,  # of the call in progress: the final mark afterwards
     BASE,  # tokens that left the drafts: a whole number of units
     HEAD,  # first draft
     NODE,  # the node of the row's first BASE tokens; 0: what the row computes is not indexed
     TAKEN,  # of the call in progress: groups whose next block has been counted as to be copied
-) = range(11)
+    WORK,  # of the call in progress: LIGHT, BLOCKS or HEAVY
+) = range(12)
+# Tokens and slots alone are to be written; blocks, drafts or nodes too; windows move, blocks are shared, or a row opens.
+LIGHT, BLOCKS, HEAVY = range(3)
+TIP = 7  # in the tables' state: the last live block, so that a decoding row need not look it up
+LOW31 = 0x7FFFFFFF  # row & LOW31: the compiler sees that no index made from it is negative, and drops that case
 
 BLOCK_FIELDS = 8
 REF, SEAT, NEXT, PREV, MATE_NEXT, MATE_PREV, PINS, FENCE = range(8)

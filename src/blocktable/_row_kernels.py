@@ -8,16 +8,17 @@ row's blocks of that unit back it.
 """
 
 from blocktable._cache_layout import (
-    BASE as DONE,
-)
-from blocktable._cache_layout import (
+    ABSENT,
     BLOCK_FIELDS,
     COPIES,
     DENSE,
     FINAL,
     FIXED,
+    FREE,
+    FREE_TOP,
     HEAD,
     HEIRS,
+    HELD,
     I32,
     I64,
     INDEX,
@@ -25,11 +26,14 @@ from blocktable._cache_layout import (
     LENGTH,
     LINE_FIELDS,
     LISTS,
+    NEXT,
     NODE,
     NODE_FIELDS,
+    OLDER,
     PARTS,
     PIN,
     PINS,
+    POPPED,
     RANK,
     REACH,
     REF,
@@ -40,10 +44,14 @@ from blocktable._cache_layout import (
     TAIL,
     TAIL_AT,
     TARGET,
+    TIP,
     UNIT,
     WORDS,
     piece,
     u64,
+)
+from blocktable._cache_layout import (
+    BASE as DONE,
 )
 from blocktable._jit import i32, i64, nothing, sealed
 from blocktable._kernels import (
@@ -67,7 +75,7 @@ from blocktable._kernels import (
     touch,
 )
 from blocktable._pool_kernels import pop, release
-from blocktable._prefix_kernels import child, give_slot, go_on_from, plant, take_seat, take_slot, unseat
+from blocktable._prefix_kernels import child, give_slot, go_on_from, list_blockless, plant, take_seat, take_slot, unseat
 
 TABLES = (i64[:, ::1], i32[::1], i32[::1], i32[:, ::1])  # info, state, entries, dirty
 TEXT = (sealed(i32[::1]), i64, i64)  # words, the first word, words from one to the next (0: all tokens unknown)
@@ -144,6 +152,8 @@ def replace_shared(
     fresh = pop(meta, blocks, nodes, buckets, store)
     entries[at] = fresh
     line = (group * info[info.shape[0] - 1, ROWS] + row) * STATE_FIELDS
+    if column == state[line + COUNT] - 1:
+        state[line + TIP] = fresh
     touch(info, state, dirty, group, row, line, column, column + 1)
     pending = 3 * meta[COPIES]
     copies[pending] = group
@@ -264,7 +274,8 @@ def settle_final(
     width, words = NODE_FIELDS + parts, unit * meta[WORDS]
     line = row * LINE_FIELDS
     lines[line + FINAL] = final
-    done, node, draft = lines[line + DONE], lines[line + NODE], lines[line + HEAD]
+    done, before, draft = lines[line + DONE], lines[line + NODE], lines[line + HEAD]
+    node = before
     if done + unit > final:
         return
     index = done // unit
@@ -281,18 +292,24 @@ def settle_final(
             else:
                 found = draft
                 plant(meta, nodes, buckets, store, node, found)
+            bare = i64(0)
             for group in range(info.shape[0] - 1):
                 dense = info[group, DENSE]
                 at = info[group, BASE] + row * info[group, WIDTH] + index * dense
                 for part in range(dense):
                     block = i64(entries[at + part])
+                    seat = info[group, SEAT_BASE] + part
                     if block and blocks[block * BLOCK_FIELDS + SEAT] == 0:
-                        take_seat(meta, blocks, nodes, found, info[group, SEAT_BASE] + part, block)
-            go_on_from(meta, nodes, buckets, store, found, node)
+                        take_seat(meta, blocks, nodes, found, seat, block)
+                    elif nodes[found * width + NODE_FIELDS + seat] == 0:
+                        bare += 1
+            if bare == parts and nodes[found * width + OLDER] == ABSENT and nodes[found * width + HEIRS] < PIN:
+                list_blockless(meta, nodes, found)
             node = found
         draft = after
         done += unit
         index += 1
+    go_on_from(meta, nodes, buckets, store, node, before)
     lines[line + DONE] = done
     lines[line + NODE] = node
     lines[line + HEAD] = draft
@@ -300,32 +317,70 @@ def settle_final(
         lines[line + TAIL] = 0
 
 
-@piece(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64[:, ::1], i64))
-def write_slots(info: I64, entries: I32, meta: I64, row: int, begin: int, end: int, out: I64, at: int) -> None:
-    """Write the slots of the positions begin .. end - 1 of a row to columns ``at`` on, for every group."""
-    rank = meta[RANK]
+@piece(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64, i64[:, ::1], i64))
+def write_slots(
+    info: I64, entries: I32, meta: I64, group: int, row: int, begin: int, end: int, out: I64, at: int
+) -> None:
+    """Write a group's slots of the positions begin .. end - 1 of a row to columns ``at`` on."""
+    if info[group, KIND] == STATE:
+        for token in range(end - begin):
+            out[group, at + token] = -1
+        return
+    span, block, ranks, chunk = info[group, SPAN], info[group, BLOCK], info[group, CP], info[group, INTERLEAVE]
+    start = info[group, BASE] + row * info[group, WIDTH]
+    position, column = begin, begin // span
+    offset = begin - column * span
+    while position < end:
+        first = i64(entries[start + column]) * block
+        count = min(span - offset, end - position)
+        to = u64(at + position - begin)
+        if ranks == 1:
+            for token in range(u64(count)):
+                out[group, to + token] = first + offset + i64(token)
+        else:
+            for token in range(count):
+                out[group, at + position - begin + token] = owned(first, offset + token, chunk, ranks, meta[RANK])
+        position += count
+        column += 1
+        offset = i64(0)
+
+
+@piece(nothing(*TABLES, *INDEX, i64, i64))
+def supply(
+    info: I64,
+    state: I32,
+    entries: I32,
+    dirty: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    row: int,
+    end: int,
+) -> None:
+    """Give a row the blocks that ``end`` tokens take, in every group."""
+    total = info[info.shape[0] - 1, ROWS]
     for group in range(info.shape[0] - 1):
-        span, block, ranks, chunk = info[group, SPAN], info[group, BLOCK], info[group, CP], info[group, INTERLEAVE]
-        start = info[group, BASE] + row * info[group, WIDTH]
-        if info[group, KIND] == STATE:
-            for token in range(end - begin):
-                out[group, at + token] = -1
-            continue
-        position, column = begin, begin // span
-        offset = begin - column * span
-        while position < end:
-            first = i64(entries[start + column]) * block
-            count = min(span - offset, end - position)
-            to = u64(at + position - begin)
-            if ranks == 1:
-                for token in range(u64(count)):
-                    out[group, to + token] = first + offset + i64(token)
-            else:
-                for token in range(count):
-                    out[group, at + position - begin + token] = owned(first, offset + token, chunk, ranks, rank)
-            position += count
-            column += 1
-            offset = i64(0)
+        here = (group * total + row) * STATE_FIELDS
+        live, want = i64(state[here + COUNT]), columns(info, group, end)
+        if want > live:
+            start = info[group, BASE] + row * info[group, WIDTH]
+            block = i64(0)
+            for column in range(live, want):
+                block = meta[FREE_TOP]
+                if block == 0 or meta[FREE] == 0:
+                    block = pop(meta, blocks, nodes, buckets, store)
+                else:  # as pop does, without a call
+                    meta[FREE_TOP] = blocks[block * BLOCK_FIELDS + NEXT]
+                    blocks[block * BLOCK_FIELDS + REF] = 1
+                    meta[FREE] -= 1
+                    meta[HELD] += 1
+                    meta[POPPED] += 1
+                entries[start + column] = block
+            touch(info, state, dirty, group, row, here, live, want)
+            state[here + COUNT] = want
+            state[here + TIP] = block
 
 
 @piece(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
@@ -358,18 +413,10 @@ def serve(
         if lines[line + SHARED]:
             own(info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, row, length)
             lines[line + SHARED] = 0
-        total = info[info.shape[0] - 1, ROWS]
-        for group in range(info.shape[0] - 1):
-            here = (group * total + row) * STATE_FIELDS
-            live, want = i64(state[here + COUNT]), columns(info, group, end)
-            if want > live:
-                start = info[group, BASE] + row * info[group, WIDTH]
-                for column in range(live, want):
-                    entries[start + column] = pop(meta, blocks, nodes, buckets, store)
-                touch(info, state, dirty, group, row, here, live, want)
-                state[here + COUNT] = want
+        supply(info, state, entries, dirty, meta, blocks, nodes, buckets, store, row, end)
         put(meta, nodes, store, lines, row, length, end, words, at, stride)
-        write_slots(info, entries, meta, row, length, end, out, to)
+        for group in range(info.shape[0] - 1):
+            write_slots(info, entries, meta, group, row, length, end, out, to)
         lines[line + LENGTH] = end
     settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
 
@@ -422,3 +469,4 @@ def give_back(
             if block:
                 release(meta, blocks, copies, block, fence)
         cut(info, state, entries, dirty, group, row, line, want)
+        state[line + TIP] = entries[start + want - 1] if want else 0
