@@ -1,6 +1,6 @@
 """The blocks of a pool, one record each: who holds them, what they contain, and what keeps them from being reissued."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Label = tuple[int, bytes, tuple[int, ...], int]
 """What a block contains: (group, salt, all tokens up to the block's end, part of its unit)."""
@@ -24,6 +24,13 @@ class Blocks:
         self.all = {block: Block() for block in range(1, num_blocks)}
         self.retired: int | None = None
         self.clock = 0
+
+    def copy(self) -> "Blocks":
+        """Return the same blocks again, to go back to."""
+        other = Blocks(0)
+        other.all = {block: replace(one, owners=set(one.owners)) for block, one in self.all.items()}
+        other.retired, other.clock = self.retired, self.clock
+        return other
 
     def fenced(self, block: int) -> bool:
         """Return whether a step that is not retired, or a copy that is not committed, may still read a block."""

@@ -7,8 +7,7 @@ among those allowed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -47,6 +46,10 @@ class Row:
     blocks: list[list[int]] = field(default_factory=list)
     indexed: bool = True
 
+    def copy(self) -> "Row":
+        """Return the same row again."""
+        return replace(self, tokens=list(self.tokens), blocks=[list(table) for table in self.blocks])
+
 
 def first(_what: str, _where: tuple[int, ...], allowed: list[int]) -> int:
     """Choose the first of the allowed."""
@@ -74,6 +77,7 @@ class CacheModel:
         self.rows: dict[int, Row] = {}
         self.copies: list[tuple[int, int, int]] = []
         self.known: set[tuple[bytes, tuple[int, ...]]] = set()  # every prefix that entered the index
+        self.crowded = False
         self.last_fence: int | None = None
         self.choose: Choose = first
         self.paged = [g for g, group in enumerate(self.groups) if group.kind != "state"]
@@ -122,7 +126,7 @@ class CacheModel:
     def hits(self, salt: bytes, tokens: Sequence[int]) -> list[int]:
         """Return the lengths that may be found cached for a prompt, the longest first.
 
-        Only the first is right, unless prefixes without a block were forgotten meanwhile.
+        Only the first is right, unless prefixes without a block may have been forgotten.
         """
         found: list[int] = []
         if not self.cached:
@@ -132,7 +136,7 @@ class CacheModel:
             wanted = [self._label(g, salt, tokens, column) for g, column in self._needed(length)]
             if (salt, prefix) in self.known and all(self.blocks.holding(label) for label in wanted):
                 found.append(length)
-                if self._rooted(salt, prefix):
+                if self._remembered(salt, prefix):
                     return found
         return [*found, 0]
 
@@ -140,12 +144,27 @@ class CacheModel:
         """Return the (group, column) that must still be held for a hit of a length."""
         return [(g, c) for g in range(len(self.groups)) for c in range(self.dead(g, length), length // self.span(g))]
 
+    def _remembered(self, salt: bytes, prefix: tuple[int, ...]) -> bool:
+        """Return whether a prefix cannot have been forgotten: a block needs it, and there were never too many such."""
+        if not self._rooted(salt, prefix):
+            return False
+        chain = [prefix[:end] for end in range(self.unit, len(prefix) + 1, self.unit)]
+        return not self.crowded or all(self._backed(salt, one) for one in chain)
+
     def _rooted(self, salt: bytes, prefix: tuple[int, ...]) -> bool:
-        """Return whether a prefix, or one that continues it, has a block: then it cannot have been forgotten."""
-        return any(
-            one.label is not None and one.label[1] == salt and one.label[2][: len(prefix)] == prefix
-            for one in self.blocks.all.values()
-        )
+        """Return whether a prefix, or one that continues it, has a block."""
+        labels = [one.label for one in self.blocks.all.values() if one.label]
+        return any(label[1] == salt and label[2][: len(prefix)] == prefix for label in labels)
+
+    def _backed(self, salt: bytes, prefix: tuple[int, ...]) -> bool:
+        """Return whether a prefix itself has a block, in any group."""
+        return any(one.label is not None and one.label[1:3] == (salt, prefix) for one in self.blocks.all.values())
+
+    def _crowd(self) -> None:
+        """Notice when prefixes that only their continuations need reach the cap: from then on some may be forgotten."""
+        if any(group.window for group in self.groups):
+            bare = [one for one in self.known if self._rooted(*one) and not self._backed(*one)]
+            self.crowded = self.crowded or len(bare) >= self.usable
 
     def _label(self, g: int, salt: bytes, tokens: Sequence[int], column: int) -> Label:
         """Return what a full block contains: all tokens up to the end of its unit, and which part of the unit it is."""
@@ -170,6 +189,7 @@ class CacheModel:
     def lookup(self, indptr: Sequence[int], tokens: Sequence[int], salts: Any = None) -> list[int]:
         """Return the cached tokens of each prompt."""
         self._cuts(indptr, len(indptr) - 1, tokens)
+        self._tokens(tokens)
         parts = [list(tokens[a:b]) for a, b in pairwise(indptr)]
         return [self.hits((salts[i] if salts else None) or b"", part)[0] for i, part in enumerate(parts)]
 
@@ -331,7 +351,7 @@ class CacheModel:
             self._row(into)
             if into in self.rows:
                 raise Refused("L8", f"row {into} is in use")
-            self.rows[into] = deepcopy(self.rows[row])
+            self.rows[into] = self.rows[row].copy()
             for table in self.rows[into].blocks:
                 for block in table:
                     if block:
@@ -340,6 +360,7 @@ class CacheModel:
     def reset_prefix(self) -> None:
         """Forget every prefix; rows in use answer no prompt any more."""
         self.known.clear()
+        self.crowded = False
         for one in self.blocks.all.values():
             one.label = None
         for row in self.rows.values():
@@ -382,8 +403,7 @@ class CacheModel:
         if salt is not None and salt != row.salt:
             raise Refused("L10", f"row {index} has another salt")
         tokens = row.tokens + part
-        if any(token < -1 for token in part):
-            raise Refused("L10", f"row {index} is given a token below -1")
+        self._tokens(part)
         if len(tokens) > self.largest:
             raise Never(len(tokens), self.largest)
         if final is not None and (not 0 <= final <= len(tokens) or -1 in tokens[:final]):
@@ -492,9 +512,14 @@ class CacheModel:
     def _prompts(self, rows: Sequence[int], indptr: Sequence[int], tokens: Sequence[int]) -> None:
         self._known_rows(rows)
         self._cuts(indptr, len(rows), tokens)
+        self._tokens(tokens)
         for index in rows:
             if index in self.rows:
                 raise Refused("L8", f"row {index} is in use")
+
+    def _tokens(self, tokens: Sequence[int]) -> None:
+        if any(token < -1 for token in tokens):
+            raise Refused("L10", "a token lies below -1")
 
     def _cuts(self, indptr: Sequence[int], rows: int, values: Sequence[int]) -> None:
         falling = any(indptr[i] > indptr[i + 1] for i in range(len(indptr) - 1))
@@ -510,8 +535,14 @@ class CacheModel:
         self.last_fence = fence
 
     def _saved(self) -> dict[str, Any]:
-        kept = ("blocks", "rows", "copies", "known", "last_fence")
-        return {name: deepcopy(getattr(self, name)) for name in kept}
+        return {
+            "blocks": self.blocks.copy(),
+            "rows": {index: row.copy() for index, row in self.rows.items()},
+            "copies": list(self.copies),
+            "known": set(self.known),
+            "last_fence": self.last_fence,
+            "crowded": self.crowded,
+        }
 
     def _restore(self, saved: dict[str, Any]) -> None:
         for name, value in saved.items():
@@ -526,3 +557,4 @@ class CacheModel:
         except Refused:
             self._restore(saved)
             raise
+        self._crowd()
