@@ -4,13 +4,17 @@ The looking comes first and covers everything, so that bytes from another proces
 leave a state that the host could not have had: a refused delta changes nothing.
 """
 
+# ruff: noqa: PLR1714, SIM109 - plain comparisons compile several times faster
+
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
 from blocktable._kernels import (
     BAD_ID,
     BAD_SPAN,
     BASE,
+    CHUNKED,
     COUNT,
     FULL,
+    GONE,
     I32,
     I64,
     IDS,
@@ -22,6 +26,7 @@ from blocktable._kernels import (
     STATE_FIELDS,
     STATE_TYPES,
     WIDTH,
+    WINDOW,
     copy_range,
     fill_null,
     refuse,
@@ -87,6 +92,36 @@ def check_row(info: I64, state: I32, entries: I32, spans: I32, first: int, last:
     return OK
 
 
+@helper(i64(*STATE_TYPES, *DELTA_TYPES, i64, i64))
+def check_lead(info: I64, state: I32, entries: I32, spans: I32, values: I32, first: int, last: int) -> int:
+    """Refuse spans of one windowed row that would leave a null behind a block: only the leading entries may be null.
+
+    Cost: the columns that the spans touch and those between them; what lies before them is known by the row's GONE.
+    """
+    group, row, live = spans[first, GROUP], spans[first, ROW], i64(spans[first, LIVE])
+    line = (group * info[info.shape[0] - 1, ROWS] + row) * STATE_FIELDS
+    before, gone = i64(state[line + COUNT]), i64(state[line + GONE])
+    start = info[group, BASE] + row * info[group, WIDTH]
+    end = max(i64(spans[last - 1, START]) + i64(spans[last - 1, SPAN_COUNT]), gone)
+    if live > before:
+        end = live
+    i, seen = first, 0
+    for column in range(min(gone, i64(spans[first, START])), min(end, live)):
+        while i < last and column >= spans[i, START] + spans[i, SPAN_COUNT]:
+            i += 1
+        value = i64(0)
+        if i < last and column >= spans[i, START]:
+            if spans[i, OFFSET] >= 0:
+                value = i64(values[spans[i, OFFSET] + column - spans[i, START]])
+        elif column < before:
+            value = i64(entries[start + column])
+        if value != 0:
+            seen = 1
+        elif seen:
+            return refuse(info, BAD_GAP, group, first, row, 0, live, column)
+    return OK
+
+
 @helper(i64(*STATE_TYPES, *DELTA_TYPES))
 def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
     """Look at all of a delta; cost: one pass over it."""
@@ -95,6 +130,8 @@ def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
         code = check_span(info, spans, values, i)
         if code != OK:
             return code
+        if i > first and spans[i, START] < i64(spans[i - 1, START]) + i64(spans[i - 1, SPAN_COUNT]):
+            return refuse(info, BAD_SPAN, spans[i, GROUP], i, spans[i, ROW], spans[i, START], spans[i - 1, START], 0)
         last = i + 1
         if (
             last == spans.shape[0]
@@ -105,6 +142,11 @@ def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
             code = check_row(info, state, entries, spans, first, last)
             if code != OK:
                 return code
+            kind = info[spans[i, GROUP], KIND]
+            if entries.size > 0 and (kind == WINDOW or kind == CHUNKED):
+                code = check_lead(info, state, entries, spans, values, first, last)
+                if code != OK:
+                    return code
             first = i64(last)
     return OK
 
@@ -117,6 +159,21 @@ def write_counts(info: I64, state: I32, spans: I32) -> None:
         line = (spans[i, GROUP] * total + spans[i, ROW]) * STATE_FIELDS
         state[line + COUNT] = spans[i, LIVE]
         state[line + SENT] = spans[i, LIVE]
+
+
+@helper(nothing(*STATE_TYPES, DELTA_TYPES[0]))
+def write_leads(info: I64, state: I32, entries: I32, spans: I32) -> None:
+    """Count the leading nulls of every windowed row that a delta names, from where it changed on."""
+    total = info[info.shape[0] - 1, ROWS]
+    for i in range(spans.shape[0]):
+        kind = info[spans[i, GROUP], KIND]
+        if kind == WINDOW or kind == CHUNKED:
+            line = (spans[i, GROUP] * total + spans[i, ROW]) * STATE_FIELDS
+            start = info[spans[i, GROUP], BASE] + spans[i, ROW] * info[spans[i, GROUP], WIDTH]
+            gone = min(state[line + GONE], spans[i, START])
+            while gone < spans[i, LIVE] and entries[start + gone] == 0:
+                gone += 1
+            state[line + GONE] = min(gone, spans[i, LIVE])
 
 
 @compiled(i64(*STATE_TYPES, *DELTA_TYPES))
@@ -133,6 +190,7 @@ def apply(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
         else:
             copy_range(entries, at, values, offset, offset + count)
     write_counts(info, state, spans)
+    write_leads(info, state, entries, spans)
     return OK
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from blocktable import _kernels as k
 from blocktable._apply import BAD_GAP, BAD_TAIL, apply
-from blocktable.delta import Delta
+from blocktable.delta import Delta, damaged
 from blocktable.errors import ArgumentError, DeltaError
 from blocktable.groups import as_groups
 from blocktable.snapshot import pack, unpack
@@ -92,6 +92,9 @@ class Replica(TableState):
         replica._sent = replica._entries
         replica._seq, replica._origin = snapshot.seq, snapshot.origin
         replica._fill(snapshot.counts, snapshot.live)
+        law = k.audit(replica._info, replica._state, replica._entries, replica._sent)
+        if law != k.OK:
+            raise damaged(f"the snapshot's row {int(replica._info[-1, k.FAULT_ROW])} breaks law L{law}")
         return replica
 
     def _fill(self, counts: Any, live: Any) -> None:
@@ -102,6 +105,8 @@ class Replica(TableState):
             start = int(self._info[g, k.BASE]) + int(row) * self.shapes[g].width
             count = int(counts[g, row])
             self._entries[start : start + count] = live[begin : begin + count]
+            taken = np.flatnonzero(live[begin : begin + count])
+            state[g, row, k.GONE] = taken[0] if taken.size else count
             begin += count
 
 
