@@ -8,7 +8,7 @@ import random
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import note
+from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -343,6 +343,11 @@ STABLE = (
 )
 
 TestCache = Cache.TestCase
+# 20,000 calls where they are compiled; a tenth of it in plain Python.
+TestCache.settings = settings(
+    max_examples=settings.default.max_examples * (7 if settings.default.max_examples == 60 else 1),
+    stateful_step_count=48,
+)
 
 
 def test_a_pool_too_small_for_one_row_is_refused_with_the_longest_that_fits() -> None:

@@ -17,11 +17,14 @@ from blocktable import (
     Contract,
     GeometryError,
     Group,
+    KVCache,
     MultipleOf,
+    NeverFits,
     OutOfBlocks,
     Replica,
     TokenMultiple,
     plan,
+    salt,
 )
 from blocktable.pool import BlockPool
 
@@ -330,6 +333,123 @@ def test_k17_no_python_object_per_block_on_the_way() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 20_000, "bytes; an object per block would be megabytes"
+
+
+# ---- prefix cache and capacity
+
+
+def prompt(cache: KVCache, index: int, tokens: list[int], **how: Any) -> int:
+    return int(cache.admit([index], [0, len(tokens)], tokens, **how)[0][0])
+
+
+def hit(cache: KVCache, tokens: list[int], salts: Any = None) -> int:
+    return int(cache.lookup([0, len(tokens)], tokens, salts)[0])
+
+
+def test_k13_a_fully_cached_prompt_leaves_its_last_token_to_compute() -> None:
+    cache = KVCache([plan(max_model_len=128, block_size=16)], num_blocks=40, max_rows=1)
+    text = list(range(128))
+    prompt(cache, 0, text)
+    cache.free([0])
+    assert {n: hit(cache, text[:n]) for n in (1, 15, 16, 17, 64, 65)} == {1: 0, 15: 0, 16: 0, 17: 16, 64: 48, 65: 64}
+
+
+def test_k14_an_adapter_is_not_a_salt_of_the_same_name() -> None:
+    """The same bytes in another field are another history; so are two fields whose bytes run together alike."""
+    keys = [salt(adapter="X"), salt(content="X"), salt(tenant="X"), salt(tenant="X", adapter="Y"), salt(tenant="XY")]
+    assert len({*keys, b""}) == len(keys) + 1
+    cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=40, max_rows=8)
+    text = [5, 6, 7, 8, 9]
+    for i, key in enumerate(keys):
+        assert prompt(cache, i, text, salts=[key]) == 0
+    assert prompt(cache, 7, text) == 0
+    assert [hit(cache, text, [key]) for key in keys] == [4] * len(keys)
+    assert hit(cache, text, [salt(adapter="Z")]) == 0
+
+
+def test_k14_a_reissued_block_answers_for_neither_text_before_it_is_confirmed() -> None:
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=5, max_rows=2)
+    old, new = [1] * 16, [2] * 16
+    prompt(cache, 0, old)
+    cache.free([0])
+    assert hit(cache, old) == 12
+    prompt(cache, 0, new, final=[0])  # all four blocks are reissued
+    assert (hit(cache, old), hit(cache, new)) == (0, 0)
+    cache.confirm([0], [8])
+    assert (hit(cache, old), hit(cache, new)) == (0, 8)
+    cache.free([0])
+    assert (hit(cache, old), hit(cache, new)) == (0, 8)
+
+
+def test_k12_at_idle_free_and_cached_are_the_pool_exactly() -> None:
+    cache = KVCache([plan(max_model_len=64, block_size=4)] * 2, num_blocks=61, max_rows=4)
+    for step in range(30):
+        length = 1 + 7 * step % 50
+        prompt(cache, step % 3, [step % 4] * length)
+        with pytest.raises((OutOfBlocks, ArgumentError)):
+            cache.extend([step % 3], [0, 65])  # longer than the row: refused, and nothing leaks
+        cache.free([step % 3])
+        stats = cache.stats()
+        assert (stats["free"] + stats["cached"], stats["held"], stats["fenced"]) == (60, 0, 0)
+    cache.check()
+
+
+def test_k11_a_row_is_freed_once() -> None:
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=9, max_rows=2)
+    prompt(cache, 0, [1] * 9)
+    for rows in ([0, 0], [1], [0, 1], [2], [-1]):
+        with pytest.raises(ArgumentError):
+            cache.free(rows)
+        assert cache.stats()["held"] == 3
+    cache.free([0])
+    with pytest.raises(ArgumentError):
+        cache.free([0])
+    assert (cache.stats()["free"] + cache.stats()["cached"], cache.stats()["held"]) == (8, 0)
+
+
+def test_k13_what_can_never_fit_is_refused_at_once_with_the_largest_that_would() -> None:
+    cache = KVCache([plan(max_model_len=48, block_size=16)], num_blocks=4, max_rows=2)
+    with pytest.raises(NeverFits) as caught:
+        prompt(cache, 0, [1] * 49)
+    assert (caught.value.needed, caught.value.usable, caught.value.largest) == (4, 3, 48)
+    prompt(cache, 0, [1] * 48)
+    with pytest.raises(NeverFits):
+        cache.extend([0], [0, 1])
+    with pytest.raises(OutOfBlocks) as short:
+        prompt(cache, 1, [2] * 17)
+    assert (short.value.needed, short.value.available) == (2, 0)
+    with pytest.raises(NeverFits) as pool:
+        KVCache([plan(max_model_len=64, block_size=16)], num_blocks=4, max_rows=2)
+    assert (pool.value.needed, pool.value.usable, pool.value.largest) == (4, 3, 48)
+
+
+def test_k13_hits_on_idle_blocks_count_in_what_is_needed_and_in_what_is_there() -> None:
+    """Three blocks are idle and hit, one is free: a prompt of five needs two more, and one is available."""
+    cache = KVCache([plan(max_model_len=20, block_size=4)], num_blocks=6, max_rows=3)
+    prompt(cache, 0, [1] * 12)
+    cache.free([0])
+    prompt(cache, 1, [9] * 3)
+    with pytest.raises(OutOfBlocks) as caught:
+        prompt(cache, 0, [1] * 20)
+    assert (caught.value.needed, caught.value.available) == (2, 1)
+    assert prompt(cache, 0, [1] * 16) == 12
+    assert cache.stats()["free"] == 0
+
+
+def test_k5_k12_a_window_of_the_cache_gives_each_block_back_once() -> None:
+    cache = KVCache([Group(plan(max_model_len=32, block_size=4), kind="window", window=8)], num_blocks=12, max_rows=1)
+    prompt(cache, 0, [3] * 20)
+    mirror = Replica(cache.groups, max_rows=1)
+    mirror.apply(cache.commit())
+    cache.extend([0], [0, 1], [3])
+    mirror.apply(cache.commit())
+    for one in (cache.tables, mirror):
+        live = one.tables[0].array[0].tolist()
+        assert live[:3] == [0, 0, 0]
+        assert all(live[3:6])
+        assert live[6:] == [0, 0]
+    stats = cache.stats()
+    assert (stats["free"] + stats["cached"], stats["held"]) == (8, 3)
 
 
 # ---- what was seen to go wrong in other systems, tried here
