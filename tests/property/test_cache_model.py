@@ -346,7 +346,7 @@ TestCache = Cache.TestCase
 # 20,000 calls where they are compiled; a tenth of it in plain Python.
 TestCache.settings = settings(
     max_examples=settings.default.max_examples * (7 if settings.default.max_examples == 60 else 1),
-    stateful_step_count=48,
+    stateful_step_count=max(48, settings.default.stateful_step_count),
 )
 
 

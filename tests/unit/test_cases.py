@@ -510,3 +510,18 @@ def test_k11_a_copied_row_shares_its_blocks_and_each_owner_frees_once(four: Bloc
         pool.free(ids[:1])
     assert pool.num_free == 99
     assert len(set(pool.allocate(99).tolist())) == 99
+
+
+def test_k11_a_parent_and_its_fork_never_write_one_block() -> None:
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=9, max_rows=2)
+    prompt(cache, 0, [1, 2, 3, 4, 5, 6])
+    cache.fork(0, 1)
+    table = cache.tables.tables[0].array
+    assert table[0].tolist() == table[1].tolist()
+    written = cache.extend([0, 1], [0, 1, 2], [7, 8])[0].tolist()
+    first, shared = table[0].tolist(), table[1].tolist()
+    assert first[0] == shared[0], "whole blocks stay shared"
+    assert first[1] != shared[1], "the block that both would write is copied"
+    assert written == [first[1] * 4 + 2, shared[1] * 4 + 2]
+    assert cache.commit().copies.tolist() == [[0, shared[1], first[1]]]
+    assert len(cache.commit().copies) == 0
