@@ -7,6 +7,7 @@ floats, booleans and objects are refused rather than rounded.
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from blocktable.errors import ArgumentError
@@ -16,16 +17,19 @@ I64 = np.dtype(np.int64)
 
 
 def as_int64(value: Any, name: str) -> NDArray[np.int64]:
-    """Return rows, indptr, counts, lengths or positions as int64."""
+    """Return rows, indptr, ids, counts, lengths or positions as int64."""
     # carray: aligned, contiguous and writable, which the compiled signatures ask for.
-    if type(value) is np.ndarray and value.dtype is I64 and value.ndim == 1 and value.flags.carray:
-        return value
+    if type(value) is ndarray and value.ndim == 1:
+        if value.dtype is I64 and value.flags.carray:
+            return value
+        if value.dtype is I32:
+            return value.astype(I64)
     return _convert(value, name, I64)
 
 
 def as_int32(value: Any, name: str) -> NDArray[np.int32]:
     """Return block ids as int32."""
-    if type(value) is np.ndarray and value.dtype is I32 and value.ndim == 1 and value.flags.carray:
+    if type(value) is ndarray and value.dtype is I32 and value.ndim == 1 and value.flags.carray:
         return value
     return _convert(value, name, I32)
 

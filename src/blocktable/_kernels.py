@@ -127,7 +127,7 @@ def cut(info: I64, state: I32, entries: I32, dirty: I32, group: int, row: int, l
         state[line + GONE] = count
 
 
-@helper(nothing(*STATE_TYPES, i32[:, ::1], i64, i64, i64, i32[::1], i64, i64))
+@helper(nothing(*STATE_TYPES, i32[:, ::1], i64, i64, i64, i64[::1], i64, i64))
 def extend_row(
     info: I64,
     state: I32,
@@ -136,7 +136,7 @@ def extend_row(
     group: int,
     row: int,
     line: int,
-    ids: I32,
+    ids: I64,
     begin: int,
     end: int,
 ) -> None:
@@ -144,7 +144,8 @@ def extend_row(
     live = state[line + COUNT]
     start = info[group, BASE] + row * info[group, WIDTH]
     touch(info, state, dirty, group, row, line, live, live + (end - begin))
-    copy_range(entries, start + live, ids, begin, end)
+    for at in range(begin, end):
+        entries[start + live + at - begin] = ids[at]
     gone = state[line + GONE]
     while gone - live < end - begin and gone >= live and ids[begin + gone - live] == 0:
         gone += 1
@@ -152,7 +153,7 @@ def extend_row(
     state[line + COUNT] = live + (end - begin)
 
 
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64, i64[::1], i64[::1], i32[::1], i64))
+@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64, i64[::1], i64[::1], i64[::1], i64))
 def write(
     info: I64,
     state: I32,
@@ -162,7 +163,7 @@ def write(
     groups: int,
     rows: I64,
     indptr: I64,
-    ids: I32,
+    ids: I64,
     replace: int,
 ) -> int:
     """Append ids to rows (or, with ``replace``, make them the rows) in ``groups`` groups from ``first`` on.
@@ -264,7 +265,7 @@ def release(info: I64, state: I32, entries: I32, dirty: I32, group: int, rows: I
     return OK
 
 
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64[::1], i64[::1], i64, i32[::1], i64[::1]))
+@compiled(i64(*STATE_TYPES, i32[:, ::1], i64[::1], i64[::1], i64, i64[::1], i64[::1]))
 def transfer(
     info: I64,
     state: I32,
@@ -273,7 +274,7 @@ def transfer(
     sources: I64,
     targets: I64,
     keep: int,
-    held: I32,
+    held: I64,
     marks: I64,
 ) -> int:
     """Move rows in all groups (every source read first, then emptied), or with ``keep`` copy them, pair after pair.
@@ -301,8 +302,9 @@ def transfer(
             for i in range(part, part + step):
                 line = (group * total + sources[i]) * STATE_FIELDS
                 start = base + sources[i] * width
-                copy_range(held, end, entries, start, start + state[line + COUNT])
-                end += state[line + COUNT]
+                for at in range(start, start + state[line + COUNT]):
+                    held[end] = entries[at]
+                    end += 1
                 marks[2 * i] = end
                 marks[2 * i + 1] = state[line + GONE]
                 if not keep:

@@ -229,7 +229,7 @@ class TableState:
 
     def _run(self, verb: str, loop: Callable[..., int], *arguments: Any) -> None:
         """Run a compiled loop over the state, alone; raise what it refused."""
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise busy(verb)
         try:
             code = loop(self._info, self._state, self._entries, *arguments)
@@ -249,7 +249,7 @@ class _Sole:
         self._verb = verb
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise busy(self._verb)
 
     def __exit__(self, *_: object) -> None:

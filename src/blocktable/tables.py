@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktable import _kernels as k
-from blocktable._arrays import as_count, as_int32, as_int64
+from blocktable._arrays import as_count, as_int64
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
@@ -53,22 +53,22 @@ class BlockTables(TableState):
         Raises ArgumentError, changing nothing, for a row past its width (L2), an id out of range or null where none may
         be (L3), a row that does not exist or comes twice. Cost: one compiled pass over rows and ids.
         """
-        self._write("append", rows, indptr, ids, group, replace=0)
+        self._write("append", rows, indptr, ids, group, 0)
 
     def assign(self, rows: Any, indptr: Any, ids: Any, group: int | None = 0) -> None:
         """Make ids[indptr[i] : indptr[i + 1]] the whole of row rows[i]; what it held before is gone (L5).
 
         Arguments, errors and cost are those of ``append``.
         """
-        self._write("assign", rows, indptr, ids, group, replace=1)
+        self._write("assign", rows, indptr, ids, group, 1)
 
-    def _write(self, verb: str, rows: Any, indptr: Any, ids: Any, group: int | None, *, replace: int) -> None:
+    def _write(self, verb: str, rows: Any, indptr: Any, ids: Any, group: int | None, replace: int) -> None:
         wanted = as_int64(rows, "rows")
         if group is None:
             starts, values = self._joined(verb, indptr, ids)
             self._run(verb, k.write, self._dirty, 0, len(self.shapes), wanted, starts, values, replace)
         else:
-            starts, values = as_int64(indptr, "indptr"), as_int32(ids, "ids")
+            starts, values = as_int64(indptr, "indptr"), as_int64(ids, "ids")
             self._run(verb, k.write, self._dirty, self._index(verb, group), 1, wanted, starts, values, replace)
 
     def truncate(self, rows: Any, num_blocks: Any, group: int | None = 0) -> None:
@@ -145,7 +145,7 @@ class BlockTables(TableState):
         _same_length(verb, "dst", dst, src)
         inside = src[(src >= 0) & (src < self.max_rows)]
         room = max(int(counts[inside].sum()) for counts in self._counts)
-        held, marks = np.empty(room, np.int32), np.empty(2 * src.size, np.int64)
+        held, marks = np.empty(room, np.int64), np.empty(2 * src.size, np.int64)
         self._run(verb, k.transfer, self._dirty, src, dst, keep, held, marks)
 
     def resize(self, groups: Any) -> None:
@@ -180,7 +180,7 @@ class BlockTables(TableState):
         Never committing is legal: pending changes are kept as one range per row. Cost: one pass over the ranges of the
         rows touched, whatever the width; a whole row's worth of nulls is one span without values.
         """
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise busy("commit")
         try:
             spans, values = self._difference()
@@ -216,6 +216,8 @@ class BlockTables(TableState):
         return f"BlockTables(seq={self._seq}, pending rows={pending}, {', '.join(map(repr, self.tables))})"
 
     def _index(self, verb: str, group: Any) -> int:
+        if type(group) is int and 0 <= group < len(self.shapes):
+            return group
         return as_count(group, f"{verb}: group", 0, len(self.shapes) - 1)
 
     def _per_group(self, verb: str, parts: Any) -> Any:
@@ -227,9 +229,9 @@ class BlockTables(TableState):
             )
         return parts
 
-    def _joined(self, verb: str, indptr: Any, ids: Any) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def _joined(self, verb: str, indptr: Any, ids: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Join the groups' ragged arrays into one, so that one compiled call checks all before it writes any."""
-        values = [as_int32(part, "ids") for part in self._per_group(verb, ids)]
+        values = [as_int64(part, "ids") for part in self._per_group(verb, ids)]
         starts = [as_int64(part, "indptr") for part in self._per_group(verb, indptr)]
         for group, part in enumerate(starts):
             if part.size != starts[0].size or part.size == 0 or part[-1] != values[group].size:
