@@ -122,12 +122,11 @@ class Cache(RuleBasedStateMachine):
                     assert (error.needed, error.available) == (refused.needed, refused.available)
                 return
             assert several, f"the model says {refused!r}"
-        elif isinstance(error, NeverFits):
-            assert isinstance(refused, Never), f"the model says {refused!r}"
-            assert error.largest == refused.largest
-        else:
+        else:  # of two things wrong in one call, which is named is open
             assert refused is not None
-            assert not isinstance(refused, Short | Never), f"the model says {refused!r}"
+            assert several or not isinstance(refused, Short), f"the model says {refused!r}"
+            if isinstance(error, NeverFits) and isinstance(refused, Never):
+                assert error.largest == refused.largest
 
     def follow(self, verb: str, arguments: Any, named: Any, result: Any) -> None:
         """Do it in the model too, with the blocks that the cache took."""

@@ -226,7 +226,7 @@ class CacheModel:
                 prompt = list(tokens[indptr[i] : indptr[i + 1]])
                 held: int = self._open(row, prompt, (salts[i] if salts else None) or b"")
                 end = len(prompt) if limits[i] is None else min(len(prompt), held + int(limits[i]))
-                mark = None if final is None else min(max(int(final[i]), held), end)
+                mark = None if final is None else max(int(final[i]), held)
                 needed += self._lengthen(row, prompt[held:end], mark, headroom, slots, needed)
                 cached.append(held)
             return cached, slots
