@@ -3,8 +3,9 @@
 import pytest
 
 from blocktable import Contract, get_contract
-from blocktable.contracts import list_contracts, lookup
+from blocktable.contracts import list_contracts
 from blocktable.contracts.engines import catalogue
+from blocktable.contracts.hardware import runs_on
 
 pytestmark = pytest.mark.conformance
 
@@ -56,7 +57,7 @@ def test_compute_capabilities(real, backend, vllm_version, name):
     for major, minor in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)):
         patterns = {one for record in catalogue("vllm").records[name] for one in record.contract.hardware}
         ours = not patterns or any(
-            lookup._runs_on(one, f"{major}.{minor}")
+            runs_on(one, f"{major}.{minor}")
             for record in catalogue("vllm").records[name]
             if record.versions.contains(vllm_version)
             for one in record.contract.hardware

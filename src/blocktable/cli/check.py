@@ -4,14 +4,16 @@ import json
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Final
 
 from blocktable.cli import launch as lines
 from blocktable.cli.flags import parse_count, parse_length
 from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
+from blocktable.contracts.hardware import capability
 from blocktable.errors import ArgumentError
-from blocktable.preflight import Judgement, Launch, find_release, judge, worst
+from blocktable.preflight import Judgement, Launch, Model, find_release, judge, read_model, worst
 
 __all__ = ["command", "options"]
 
@@ -51,6 +53,12 @@ def options(parser: ArgumentParser) -> None:
         metavar="NAME",
         help="an attention backend; may be repeated or a list with commas: each is judged",
     )
+    add("--gpu", metavar="NAME", help="such as h100, b200, rtx-pro-6000, mi300x or cpu, or a compute capability")
+    add(
+        "--model",
+        metavar="PATH",
+        help="a folder with a config.json, or that file; with --gpu it tells which backend runs where none is named",
+    )
     add("--max-model-len", metavar="TOKENS", help="the longest request; 9k is 9000, 9K is 9216")
     add("--block-size", metavar="TOKENS", help="without it, what the release takes by itself")
     add(
@@ -75,6 +83,8 @@ def command(
     engine: str | None,
     kernels: Sequence[str],
     backend: Sequence[str],
+    gpu: str | None,
+    model: str | None,
     max_model_len: str | None,
     block_size: str | None,
     cp_size: str | None,
@@ -90,6 +100,8 @@ def command(
     drafts = line.speculative_tokens if lookahead is None else parse_count(lookahead, "--lookahead", least=0)
     ranks = None if cp_size is None else parse_count(cp_size, "--cp-size")
     versions = _kernel_versions(kernels)
+    hardware = None if gpu is None else capability(gpu)
+    known = _model(model, line)
     answers = []
     named: list[str | None] = [*_split(backend)]
     for name in named or [line.backend]:
@@ -108,10 +120,13 @@ def command(
                 cp_interleave=line.interleave,
                 lookahead=drafts,
                 kernels=versions,
+                hardware=hardware,
+                model=known,
+                tensor_parallel=line.tensor_parallel,
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
-        answers.append(_without_backend(answer, line) if name is None else answer)
+        answers.append(_without_backend(answer, line) if answer.backend is None else answer)
     if as_json:
         print(_as_json(answers))  # noqa: T201 - a command's output
     else:
@@ -126,6 +141,13 @@ def _split(names: Sequence[str]) -> list[str]:
 def _kernel_versions(specs: Sequence[str]) -> dict[str, str]:
     releases = [resolve_engine(spec) for spec in _split(specs)]
     return {release.engine: release.version for release in releases}
+
+
+def _model(path: str | None, line: lines.Launch) -> Model | None:
+    """Read the model named, or the one of the launch line where that lies in a folder here."""
+    if path is not None:
+        return read_model(path)
+    return read_model(line.model) if line.model and Path(line.model, "config.json").is_file() else None
 
 
 def _ranks(line: lines.Launch, release: Release) -> int:

@@ -6,7 +6,7 @@ Wrong data raises `CatalogueError` naming the file, the line, the entry and the 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -17,7 +17,7 @@ from blocktable.contracts.releases import Release, WidthPolicy
 from blocktable.contracts.rules import parse_rule, parse_size
 from blocktable.errors import ArgumentError, CatalogueError
 
-__all__ = ["Call", "Catalogue", "Record", "read_catalogue"]
+__all__ = ["Call", "Catalogue", "Priority", "Record", "read_catalogue"]
 
 
 _EVIDENCE: tuple[Evidence, ...] = ("run", "read", "inferred")
@@ -48,7 +48,10 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset_type: OffsetType = "int32"
     hardware: list[str] = []
     head_sizes: list[int] = []
+    max_head_size: int | None = None
     only_head_sizes: list[int] = []
+    qk_nope_head_sizes: list[int] = []
+    unsuited: dict[str, str] = {}
     context_parallel: bool | None = None
     cp_max_interleave: int | None = None
     cp_drafts_interleave: bool = False
@@ -79,9 +82,21 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_ranks_divide: bool = False
     aligns_state: bool = False
     divides_state: bool = False
+    common_default: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
+
+
+class _Priority(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``[[priority]]`` entry as written: the order in which a release tries backends."""
+
+    model: Literal["gqa", "mla"]
+    hardware: list[str]
+    order: list[str]
+    versions: str = ""
+    max_heads: int | None = None
+    head_size: int | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +112,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instead: dict[str, str] = {}
     refusals: dict[str, str] = {}
     backend: list[_Backend] = []
+    priority: list[_Priority] = []
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,21 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Priority:
+    """The order in which releases try backends for a kind of model on some hardware.
+
+    With ``max_heads`` for models of at most so many heads per rank, with ``head_size`` for that head size alone.
+    """
+
+    versions: SpecifierSet
+    model: Literal["gqa", "mla"]
+    hardware: tuple[str, ...]
+    order: tuple[str, ...]
+    max_heads: int | None
+    head_size: int | None
+
+
+@dataclass(frozen=True)
 class Catalogue:
     """One data file, read: releases ascending, records by name, existence ranges by name, aliases.
 
@@ -142,6 +173,7 @@ class Catalogue:
     parts: Mapping[str, SpecifierSet]
     aliases: Mapping[str, str]
     instead: Mapping[str, str]
+    priorities: tuple[Priority, ...]
 
 
 def read_catalogue(text: str, file: str) -> Catalogue:
@@ -172,6 +204,21 @@ def read_catalogue(text: str, file: str) -> Catalogue:
         parts=parts,
         aliases=data.aliases,
         instead=data.instead,
+        priorities=tuple(_priority(one, exists, where, index) for index, one in enumerate(data.priority)),
+    )
+
+
+def _priority(written: _Priority, exists: Mapping[str, SpecifierSet], where: "_Where", index: int) -> Priority:
+    for name in written.order:
+        if name not in exists:
+            where.fail("priority", index, "order", f"{name!r} is no backend of this file")
+    return Priority(
+        versions=where.range(written.versions, "priority", index, "versions"),
+        model=written.model,
+        hardware=tuple(written.hardware),
+        order=tuple(written.order),
+        max_heads=written.max_heads,
+        head_size=written.head_size,
     )
 
 
@@ -195,6 +242,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             prefill_ranks_divide=written[version].prefill_ranks_divide,
             aligns_state=written[version].aligns_state,
             divides_state=written[version].divides_state,
+            common_default=written[version].common_default,
             requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,

@@ -67,9 +67,14 @@ class Contract:
         ``"any"`` honoured · ``"last"`` stride 1 in the last dimension · ``"compact"`` W is taken as the row stride.
     dtype, offset_type
         The table's dtype, and the integers in which the kernel computes id · stride.
-    hardware, head_sizes
+    hardware, head_sizes, max_head_size
         Compute capabilities or platforms it runs on, such as ``"10.0"``, ``"10.x"``, ``"cpu"``, and the head sizes it
-        takes; empty: not restricted.
+        takes; empty or None: not restricted.
+    qk_nope_head_sizes
+        For MLA models, the head sizes without position that it takes; empty: not restricted.
+    unsuited
+        Why it does not run all the same: pairs of a hardware pattern and the engine's reason; ``"*"`` for needs that an
+        engine's own choice does not meet by itself, such as a package or a KV cache dtype.
     context_parallel, cp_max_interleave, cp_drafts_interleave
         Whether it works under decode context parallelism (None: not known), the largest interleave then, and whether
         drafts may meet an interleave of more than 1.
@@ -106,6 +111,9 @@ class Contract:
     offset_type: OffsetType = "int32"
     hardware: tuple[str, ...] = ()
     head_sizes: tuple[int, ...] = ()
+    max_head_size: int | None = None
+    qk_nope_head_sizes: tuple[int, ...] = ()
+    unsuited: tuple[tuple[str, str], ...] = ()
     context_parallel: bool | None = None
     cp_max_interleave: int | None = None
     cp_drafts_interleave: bool = False
@@ -129,7 +137,9 @@ class Contract:
             raise ArgumentError(f"a contract's name is a non-empty string, got {given!r}")
         for name in ("kernel_block_sizes", "manager_block_sizes", "wrong_blocks"):
             object.__setattr__(self, name, as_sizes(getattr(self, name), name))
-        object.__setattr__(self, "head_sizes", tuple(count(size, "head_sizes") for size in self.head_sizes))
+        for name in ("head_sizes", "qk_nope_head_sizes"):
+            object.__setattr__(self, name, tuple(count(size, name) for size in getattr(self, name)))
+        object.__setattr__(self, "unsuited", tuple(dict(self.unsuited).items()))
         object.__setattr__(self, "width_rule", as_rule(self.width_rule))
         object.__setattr__(self, "refusals", as_refusals(self.refusals))
         for name in ("hardware", "pitfalls"):
@@ -145,7 +155,7 @@ class Contract:
         if self.width_policy is not None:
             one_of(self.width_policy, "width_policy", get_args(WidthPolicy))
         object.__setattr__(self, "min_width", count(self.min_width, "min_width", least=0))
-        for name in ("default_block_size", "fallback_block_size"):
+        for name in ("default_block_size", "fallback_block_size", "max_head_size"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, count(getattr(self, name), name))
         check_template(self.error_text, "error_text")
@@ -181,6 +191,10 @@ class Contract:
     def accepts_manager(self, size: int) -> bool:
         """Whether the backend takes a manager block of ``size`` tokens, which may still be split into kernel blocks."""
         return accepts(self.manager_block_sizes, size)
+
+    def accepts_head(self, size: int) -> bool:
+        """Whether the kernel takes heads of ``size`` elements."""
+        return (not self.head_sizes or size in self.head_sizes) and size <= (self.max_head_size or size)
 
     def effective_block_size(self, size: int) -> int:
         """Return the manager block that the engine really takes when ``size`` is asked for.

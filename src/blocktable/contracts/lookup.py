@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from blocktable.contracts.contract import Contract
 from blocktable.contracts.engines import catalogue, engine_name, fold, known_engines, release, unknown
+from blocktable.contracts.hardware import runs_on
 from blocktable.contracts.plugins import plugin_contracts, registered
 from blocktable.errors import ArgumentError, UnknownName
 
@@ -232,21 +233,17 @@ def _for_facts(every: list["Record"], hardware: str | None, head_size: int | Non
         record
         for record in every
         if head_size in record.only_head_sizes
-        and any(_runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
+        and any(runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
     ]
     records = special or [record for record in every if not record.only_head_sizes]
     if len(records) == 1:
         return records[0]
     for record in records:
-        if any(_runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware):
+        if any(runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware):
             return record
     if hardware is None:
         return records[0]
     raise unknown(f"hardware for {name}", hardware, [one for record in records for one in record.contract.hardware])
-
-
-def _runs_on(pattern: str, hardware: str) -> bool:
-    return pattern == hardware or (pattern.endswith(".x") and hardware.partition(".")[0] == pattern[:-2])
 
 
 def _over(contract: Contract, kernel: Contract) -> Contract:

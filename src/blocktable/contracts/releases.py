@@ -28,7 +28,8 @@ class Release:
     it is judged as, and ``extrapolated`` is True. ``evidence`` and ``source`` are those of the width.
     ``prefill_ranks_divide``: context-parallel ranks of the prefill divide a row as those of the decode do.
     ``aligns_state``: the rows of state groups are rounded like those of attention groups; ``divides_state``: they are
-    divided over context-parallel ranks like those.
+    divided over context-parallel ranks like those. ``common_default``: the block size taken when none is asked for suits
+    every backend of a model, not the first alone.
     """
 
     engine: str
@@ -41,6 +42,7 @@ class Release:
     prefill_ranks_divide: bool = False
     aligns_state: bool = False
     divides_state: bool = False
+    common_default: bool = False
     requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from blocktable.preflight.judgement import Judgement, Verdict, assess
 from blocktable.preflight.launch import Launch, find_release
+from blocktable.preflight.model import Model, read_model
 from blocktable.preflight.ways import ways_out
 
-__all__ = ["Judgement", "Launch", "Verdict", "find_release", "judge", "worst"]
+__all__ = ["Judgement", "Launch", "Model", "Verdict", "find_release", "judge", "read_model", "worst"]
 
 
 def judge(launch: Launch) -> Judgement:

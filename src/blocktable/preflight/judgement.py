@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blocktable.contracts import Contract, MultipleOf, Release
+from blocktable.contracts import Contract, Release
+from blocktable.contracts.contract import common_kernel_block
 from blocktable.errors import ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan
+from blocktable.preflight.choice import choose, refused_reasons
+from blocktable.preflight.completion import companions, complete, own_block_size
 from blocktable.preflight.launch import Launch, is_unread
 
-__all__ = ["Judgement", "Verdict", "allocated", "assess", "listed_sizes", "missing_length"]
+__all__ = ["Judgement", "Verdict", "allocated", "assess", "missing_length"]
 
 Verdict = Literal["refused", "unknown", "accepted"]
 
@@ -41,6 +44,12 @@ class Judgement:
 
 def assess(launch: Launch) -> Judgement:
     """Judge one backend, without looking for ways out."""
+    launch, notes = complete(launch)
+    answer = _assess(launch)
+    return replace(answer, assumed=(*notes, *answer.assumed))
+
+
+def _assess(launch: Launch) -> Judgement:
     release = launch.release
     answer = Judgement(
         verdict="unknown",
@@ -48,8 +57,7 @@ def assess(launch: Launch) -> Judgement:
         block_size=launch.block_size,
     )
     if launch.backend is None:
-        missing = ("backend (--backend): none is named, nor a GPU and a model to choose one", *missing_length(launch))
-        return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
+        return _without_backend(launch, answer)
     try:
         contract = launch.contract
     except UnknownName as error:
@@ -58,11 +66,19 @@ def assess(launch: Launch) -> Judgement:
         name = str(error.values["name"])
         missing = (f"rule: what {name} demands of its table, which nobody has read", *missing_length(launch))
         return replace(answer, backend=name, missing=missing, reason=error.message)
-    asked = launch.block_size or _own_block_size(release, contract)
+    asked = launch.block_size or own_block_size(launch, contract)
     block = None if asked is None else contract.effective_block_size(asked)
     answer = replace(
         answer, backend=contract.name, block_size=block, assumed=tuple(_assumptions(launch, contract, block))
     )
+    reasons = refused_reasons(launch, contract) if release.engine == "vllm" and "cpu" not in contract.hardware else ()
+    if any(reason != "block_size not supported" for reason in reasons):
+        return _refused(
+            answer, f"{release} does not select {contract.name}: {', '.join(reasons)}", selection(contract, reasons)
+        )
+    if block is None and launch.model and launch.model.state:
+        missing = (f"block_size (--block-size): {release} aligns it to the recurrent state", *missing_length(launch))
+        return replace(answer, missing=missing, reason=f"{launch.model.source} keeps a state beside its attention")
     if block is None:
         missing = (f"block_size (--block-size): {release} has none of its own", *missing_length(launch))
         return replace(answer, missing=missing, reason=f"{release} takes the block size from its caller")
@@ -71,6 +87,13 @@ def assess(launch: Launch) -> Judgement:
     if launch.cp_size > 1 and contract.cp_max_interleave and launch.cp_interleave > contract.cp_max_interleave:
         most = f"an interleave of at most {contract.cp_max_interleave}"
         return _refused(answer, f"{contract.name} takes {most} under context parallelism, got {launch.cp_interleave}")
+    if (
+        launch.cp_size > 1
+        and launch.cp_interleave > 1
+        and launch.lookahead
+        and _drafts_need_interleave_1(launch, contract)
+    ):
+        return _refused(answer, f"{contract.name} takes no drafts with an interleave of {launch.cp_interleave}")
     if launch.cp_size > 1 and block % launch.cp_interleave:
         sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
         text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
@@ -82,7 +105,7 @@ def assess(launch: Launch) -> Judgement:
             return _refused(answer, f"{error.message}; the server would start")
         if "accepted" not in error.values:
             raise
-        return _refused(answer, error.message, _block_error(release, contract, block))
+        return _refused(answer, error.message, _block_error(launch, contract, block))
     return _judge_width(launch, contract, geometry, replace(answer, kernel_block_size=geometry.kernel_block_size))
 
 
@@ -107,6 +130,30 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
     return replace(answer, verdict="accepted", reason=f"{allocates}; {contract.name} takes {demand}")
 
 
+def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
+    release = launch.release
+    choice = choose(launch)
+    if choice is not None:
+        text = f"ValueError: No valid attention backend found for cuda with … Reasons: {{{choice}}}."
+        return _refused(answer, f"{release} finds no backend that suits", text if launch.hardware != "rocm" else "")
+    lacking = [what for what, fact in (("a GPU", launch.hardware), ("a model", launch.model)) if fact is None]
+    none = (
+        f"none is named, nor {' and '.join(lacking)} to choose one" if lacking else "what is chosen here is not known"
+    )
+    missing = (f"backend (--backend): {none}", *missing_length(launch))
+    return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
+
+
+def _drafts_need_interleave_1(launch: Launch, contract: Contract) -> bool:
+    return launch.release.engine == "vllm" and bool(contract.context_parallel) and not contract.cp_drafts_interleave
+
+
+def selection(contract: Contract, reasons: Sequence[str]) -> str:
+    """Return what vLLM says when a backend that was named does not suit (get_attn_backend_cls in platforms/cuda.py)."""
+    name = f"AttentionBackendEnum.{contract.name}"
+    return f"ValueError: Selected backend {name} is not valid for this configuration. Reason: {list(reasons)}"
+
+
 def missing_length(launch: Launch) -> tuple[str, ...]:
     """Return what to say where the length is not known; nothing where it is."""
     if launch.max_model_len == "auto":
@@ -122,7 +169,7 @@ def allocated(launch: Launch, contract: Contract, block: int) -> Geometry:
         # Where the length is not known the block size is judged alone, which one token does as well as many.
         max_model_len=launch.max_model_len if isinstance(launch.max_model_len, int) else 1,
         block_size=block,
-        contracts=(contract,),
+        contracts=(contract, *companions(launch)),
         engine=launch.release,
         cp_size=launch.cp_size,
         cp_interleave=launch.cp_interleave if launch.cp_size > 1 else 1,
@@ -148,30 +195,14 @@ def _allocates(release: Release, geometry: Geometry) -> str:
     return text
 
 
-def _own_block_size(release: Release, contract: Contract) -> int | None:
-    """Return the block size that the release takes when none is given.
-
-    For a contract that does not say, by vLLM's rule: its default where the backend takes a multiple of one of its sizes,
-    and else the smallest of them (AttentionBackend.get_preferred_block_size).
-    """
-    default = release.default_block_size
-    if default is None or contract.default_block_size is not None:
-        return contract.default_block_size if default else None
-    sizes = listed_sizes(contract.manager_block_sizes or contract.kernel_block_sizes)
-    return default if not sizes or any(default % size == 0 for size in sizes) else min(sizes)
-
-
-def listed_sizes(sizes: Sequence[int | MultipleOf]) -> set[int]:
-    """Return the smallest size of each entry."""
-    return {size.base if isinstance(size, MultipleOf) else size for size in sizes}
-
-
-def _block_error(release: Release, contract: Contract, block: int) -> str:
+def _block_error(launch: Launch, contract: Contract, block: int) -> str:
     """Return what the server says about a block size that the backend does not take."""
+    release = launch.release
+    if companions(launch) and contract.accepts_manager(block) and common_kernel_block(block, [contract]):
+        return f"ValueError: No common block size for {block}"  # in the worker; how it goes on differs by release
     if release.engine == "vllm" and "cpu" not in contract.hardware:
-        # Said before any kernel is asked (get_attn_backend_cls in platforms/cuda.py, all releases from 0.19.0 on).
-        name = f"AttentionBackendEnum.{contract.name}"
-        return f"ValueError: Selected backend {name} is not valid for this configuration. Reason: ['block_size not supported']"
+        # Said before any kernel is asked, in all releases from 0.19.0 on.
+        return selection(contract, ["block_size not supported"])
     try:
         contract.check_table((1, 128), block, max_seq_len=128 * block)
     except ContractError as error:
@@ -188,9 +219,10 @@ def _kernel_text(error: ContractError) -> str:
 def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Iterator[str]:
     release = launch.release
     runs_on = f" ({', '.join(contract.hardware)})" if contract.hardware else ""
-    yield f"hardware on which {contract.name} runs{runs_on}"
+    if launch.hardware is None:
+        yield f"hardware on which {contract.name} runs{runs_on}"
     drafts = f", which {release} does not widen by a lookahead of {launch.lookahead}" if launch.lookahead else ""
-    yield f"a model of one full-attention group{drafts}"
+    yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{drafts}"
     if launch.block_size is None and block is not None:
         yield f"block size {block}, which {release} takes by itself for {contract.name}"
     if release.extrapolated:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from blocktable.contracts import Contract, Release, get_contract, known_engines, resolve_engine
 from blocktable.errors import UnknownName
+from blocktable.preflight.model import Model
 
 __all__ = ["Launch", "find_release", "is_unread"]
 
@@ -19,7 +20,8 @@ class Launch:
 
     ``backend`` and ``max_model_len`` None: nobody named them; "auto" is a length that the server sizes by its memory.
     ``block_size`` None: the release's own choice. ``kernels`` holds versions of kernel packages in place of those that
-    the release pins, such as ``{"flashinfer": "0.7.2"}``.
+    the release pins, such as ``{"flashinfer": "0.7.2"}``. ``hardware`` is a compute capability or a platform, None where
+    it is not given, as ``model`` is.
     """
 
     release: Release
@@ -30,13 +32,29 @@ class Launch:
     cp_interleave: int = 1
     lookahead: int = 0
     kernels: Mapping[str, str] = field(default_factory=lambda: _NO_KERNELS)
+    hardware: str | None = None
+    model: Model | None = None
+    tensor_parallel: int = 1
 
     @property
     def contract(self) -> Contract:
         """What the backend demands in this release; raises `UnknownName` where there is none."""
+        try:
+            return self._contract(self.hardware)
+        except UnknownName as error:
+            if not str(error.values.get("what", "")).startswith("hardware"):
+                raise
+            return self._contract(None)  # it runs on other hardware, as its contract says
+
+    def _contract(self, hardware: str | None) -> Contract:
         release = self.release
         return get_contract(
-            self.backend or "", engine=release.engine, version=release.version or None, companions=self.kernels
+            self.backend or "",
+            engine=release.engine,
+            version=release.version or None,
+            hardware=hardware,
+            head_size=self.model.head_size if self.model else None,
+            companions=self.kernels,
         )
 
 

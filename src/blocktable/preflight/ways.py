@@ -5,10 +5,12 @@ from dataclasses import replace
 
 from blocktable.contracts import Contract, known_versions, resolve_engine
 from blocktable.contracts.engines import catalogue
+from blocktable.contracts.hardware import runs_on
 from blocktable.errors import BlockTableError
 from blocktable.geometry import Geometry
 from blocktable.geometry import ways_out as geometry_ways_out
-from blocktable.preflight.judgement import Judgement, allocated, assess, listed_sizes, missing_length
+from blocktable.preflight.completion import complete, listed_sizes
+from blocktable.preflight.judgement import Judgement, allocated, assess, missing_length
 from blocktable.preflight.launch import Launch
 
 __all__ = ["ways_out"]
@@ -18,6 +20,10 @@ _MOST_BACKENDS = 3  # named as a way out
 
 def ways_out(launch: Launch, answer: Judgement) -> Iterator[str]:
     """Yield changes to a refused launch, as its user would write them."""
+    launch, _ = complete(launch)
+    if launch.backend is None:
+        yield from _block_sizes(launch, None, launch.block_size or 0)
+        return
     contract = launch.contract
     launch = replace(launch, backend=contract.name)  # without an engine or a version of its own
     if answer.kernel_width is not None and answer.block_size is not None:
@@ -55,9 +61,11 @@ def _lengths(launch: Launch, geometry: Geometry) -> Iterator[str]:
         yield f"--max-model-len {', or '.join(texts)}"
 
 
-def _block_sizes(launch: Launch, contract: Contract, block: int) -> Iterator[str]:
+def _block_sizes(launch: Launch, contract: Contract | None, block: int) -> Iterator[str]:
     """Yield the accepted block size nearest to the one refused, the larger of two that are equally near."""
-    sizes = {16, 32, 64, 128, 256} | listed_sizes((*contract.kernel_block_sizes, *contract.manager_block_sizes))
+    sizes = {16, 32, 64, 128, 256}
+    if contract is not None:
+        sizes |= listed_sizes((*contract.kernel_block_sizes, *contract.manager_block_sizes))
     for size in sorted(sizes - {block}, key=lambda size: (max(size, block) / max(min(size, block), 1), -size)):
         if _accepted(replace(launch, block_size=size)):
             yield f"--block-size {size}"
@@ -94,7 +102,7 @@ def _backends(launch: Launch, contract: Contract) -> Iterator[str]:
             continue
         other = replace(launch, backend=name)
         read = other.contract.evidence != "inferred"
-        if found < _MOST_BACKENDS and read and _covers(other.contract, contract) and _accepted(other):
+        if found < _MOST_BACKENDS and read and _covers(other.contract, contract, launch.hardware) and _accepted(other):
             found += 1
             yield f"{flag} {name}"
 
@@ -106,8 +114,10 @@ def _family(name: str) -> tuple[object, ...]:
     return (*(word in name.upper() for word in words), point if dot else "")
 
 
-def _covers(other: Contract, contract: Contract) -> bool:
-    """Whether the other backend runs on all hardware on which this one does."""
+def _covers(other: Contract, contract: Contract, hardware: str | None) -> bool:
+    """Whether the other backend runs on the hardware, or where that is not known on all on which this one does."""
+    if hardware is not None:
+        return not other.hardware or any(runs_on(pattern, hardware) for pattern in other.hardware)
     if not other.hardware:
         return "cpu" not in contract.hardware
     return bool(contract.hardware) and all(

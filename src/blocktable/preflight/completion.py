@@ -1,0 +1,65 @@
+"""What follows from the model, the GPU and the release where a launch does not say it: backend, length, block size."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blocktable._ints import lcm
+from blocktable.contracts import Contract, MultipleOf, Release, get_contract
+from blocktable.preflight.choice import choose
+from blocktable.preflight.launch import Launch
+
+__all__ = ["companions", "complete", "listed_sizes", "own_block_size"]
+
+
+def complete(launch: Launch) -> tuple[Launch, tuple[str, ...]]:
+    """Return the launch with what follows from its model and its GPU, the backend above all, and a sentence for each."""
+    notes: list[str] = []
+    model, release = launch.model, launch.release
+    if launch.max_model_len is None and model and model.max_model_len:
+        launch = replace(launch, max_model_len=model.max_model_len)
+        notes.append(f"a longest request of {model.max_model_len} tokens, the model's own")
+    if launch.hardware == "cpu" and release.engine == "vllm" and launch.backend and "CPU" not in launch.backend.upper():
+        ignored, mla = launch.backend, model.kind == "mla" if model else "MLA" in launch.backend.upper()
+        launch = replace(launch, backend="CPU_MLA" if mla else "CPU_ATTN")
+        notes.append(f"{launch.backend}, since {release} ignores {ignored} on a CPU")
+    elif launch.backend is None and (choice := choose(launch)) and choice.backend:
+        launch = replace(launch, backend=choice.backend)
+        passed = f" (passed over {choice})" if choice.passed else ""
+        notes.append(f"{choice.backend}, which {release} chooses on {launch.hardware}{passed}")
+    return launch, tuple(notes)
+
+
+def companions(launch: Launch) -> tuple[Contract, ...]:
+    """Return what the layers of the model bring beside the main attention: a sparse model its indexer."""
+    release = launch.release
+    if release.engine != "vllm" or not launch.model or not launch.model.sparse or launch.hardware in ("cpu", "xpu"):
+        return ()
+    return (get_contract("DEEPSEEK_V32_INDEXER", engine="vllm", version=release.version, hardware=launch.hardware),)
+
+
+def own_block_size(launch: Launch, contract: Contract) -> int | None:
+    """Return the block size that the release takes when none is given; None where that follows from a recurrent state.
+
+    For a contract that does not say, by vLLM's rule: its default where the backend takes a multiple of one of its sizes,
+    and else the smallest of them (AttentionBackend.get_preferred_block_size).
+    """
+    release = launch.release
+    if launch.model and launch.model.state:
+        return None
+    own = _preferred(release, contract)
+    if own and release.common_default:
+        return lcm(own, *(min(listed_sizes(one.kernel_block_sizes)) for one in companions(launch)))
+    return own
+
+
+def _preferred(release: Release, contract: Contract) -> int | None:
+    default = release.default_block_size
+    if default is None or contract.default_block_size is not None:
+        return contract.default_block_size if default else None
+    sizes = listed_sizes(contract.manager_block_sizes or contract.kernel_block_sizes)
+    return default if not sizes or any(default % size == 0 for size in sizes) else min(sizes)
+
+
+def listed_sizes(sizes: Sequence[int | MultipleOf]) -> set[int]:
+    """Return the smallest size of each entry."""
+    return {size.base if isinstance(size, MultipleOf) else size for size in sizes}

@@ -1,0 +1,108 @@
+"""What a model's ``config.json`` says about attention: the kind, head sizes and heads that choose a backend."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from blocktable.errors import ArgumentError
+
+__all__ = ["Model", "read_model"]
+
+_STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern", "mamba_n_heads")
+_STATE_WORDS = ("linear", "mamba", "recurrent", "conv", "ssm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A text model as far as block tables are concerned.
+
+    ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
+    cache of its own; ``state``: some layers keep a recurrent state. ``head_size`` is that of the cache (latent and rope
+    for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it.
+    """
+
+    source: str
+    kind: Literal["gqa", "mla"]
+    head_size: int
+    heads: int
+    kv_heads: int
+    layers: int | None = None
+    qk_nope_head_size: int | None = None
+    sparse: bool = False
+    state: bool = False
+    max_model_len: int | None = None
+
+
+def read_model(path: str | Path) -> Model:
+    """Read a folder with a ``config.json``, or such a file; raises `ArgumentError` for what is no text model's.
+
+    Cost: one small file.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise ArgumentError(
+            f"cannot read a model from {path}: {why}",
+            values={"model": str(path)},
+            remedy="give a folder that holds a config.json, or that file",
+        ) from None
+    if not isinstance(config, dict):
+        raise _unfit(path, "its config is no object")
+    text = config.get("text_config")
+    return _model(path, text if isinstance(text, dict) else config)
+
+
+def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
+    if config.get("compress_ratios"):
+        raise _unfit(path, "models with compressed layers (DeepSeek V4) choose their backends by themselves")
+    heads = _number(path, config, "num_attention_heads") or _number(path, config, "n_head")
+    if not heads:
+        raise _unfit(path, "its config has no num_attention_heads")
+    latent = _number(path, config, "kv_lora_rank")
+    hidden = _number(path, config, "hidden_size") or _number(path, config, "n_embd") or 0
+    own = _number(path, config, "head_dim") or hidden // heads
+    if not latent and not own:
+        raise _unfit(path, "its config has neither head_dim nor hidden_size")
+    return Model(
+        source=str(path),
+        kind="mla" if latent else "gqa",
+        head_size=latent + (_number(path, config, "qk_rope_head_dim") or 0) if latent else own,
+        heads=heads,
+        kv_heads=_number(path, config, "num_key_value_heads") or heads,
+        layers=_number(path, config, "num_hidden_layers"),
+        qk_nope_head_size=_number(path, config, "qk_nope_head_dim") if latent else None,
+        sparse=bool(latent and config.get("index_topk")),
+        state=_keeps_state(config),
+        max_model_len=_longest(path, config),
+    )
+
+
+def _number(path: str | Path, config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise _unfit(path, f"{key} is {value!r}, not a count")
+
+
+def _keeps_state(config: Mapping[str, Any]) -> bool:
+    kinds = config.get("layer_types")
+    named = " ".join(map(str, kinds)) if isinstance(kinds, list) else ""
+    return any(config.get(key) for key in _STATE_KEYS) or any(word in named for word in _STATE_WORDS)
+
+
+def _longest(path: str | Path, config: Mapping[str, Any]) -> int | None:
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "unknown"
+    if kind not in ("default", "mrope", "llama3"):
+        return None
+    return _number(path, config, "max_position_embeddings") or None
+
+
+def _unfit(path: str | Path, why: str) -> ArgumentError:
+    return ArgumentError(f"cannot judge the model {path}: {why}", values={"model": str(path)}, remedy="name --backend")
