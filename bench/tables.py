@@ -24,6 +24,8 @@ WIDTH = 8192
 WIDTHS = (512, 1024, 2048, 4096, 8192)
 NUM_BLOCKS = 1 << 20
 BLOCK = 16
+CALLS = 128  # steps of a round: every row crosses eight times
+SLACK = 16  # columns that the rows leave free for a round's blocks
 
 
 def new_ids(step: int) -> np.ndarray:
@@ -34,7 +36,7 @@ def new_ids(step: int) -> np.ndarray:
 class Crossing:
     """The rows and ids of the steps of a round, in the form each side takes: built before anything is timed."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int = CALLS) -> None:
         order = np.random.default_rng(0).permutation(ROWS)  # the rows that cross lie scattered
         self.rows = [order[np.arange(i * CROSSING, (i + 1) * CROSSING) % ROWS].astype(np.int64) for i in range(calls)]
         self.ids = [new_ids(i) for i in range(calls)]
@@ -62,6 +64,26 @@ def ours(widths: Sequence[int], most: int) -> blocktable.BlockTables:
     return tables
 
 
+def restore(tables: blocktable.BlockTables, most: int, i: int) -> None:
+    """Take the rows back to their lengths at the start of a round."""
+    if i == 0:
+        tables.truncate(np.arange(ROWS), (lengths(most),) * len(tables.groups), group=None)
+        tables.commit()
+
+
+def restore_v1(tables: Any, most: int, i: int) -> None:
+    """Take V1's rows back likewise."""
+    if i == 0:
+        for group in tables.block_tables:
+            group.num_blocks_per_row[:] = lengths(most)
+
+
+def restore_v2(tables: Any, most: int, i: int) -> None:
+    """Take V2's rows back likewise."""
+    if i == 0:
+        tables.num_blocks.np[:] = lengths(most)
+
+
 def stock_v1(widths: Sequence[int], most: int) -> Any:
     """Return V1's tables in the same state."""
     tables = v1_tables(ROWS, list(widths), BLOCK)
@@ -81,8 +103,8 @@ def stock_v2(widths: Sequence[int], most: int) -> Any:
 
 def append_commit(bench: Bench, groups: int = 1) -> None:
     """Append one block to each of 64 rows of 1024 and commit."""
-    steps, widths, filled = Crossing(32), [WIDTH] * groups, WIDTH - 256
-    tables, first, second = ours(widths, filled), stock_v1(widths, filled), stock_v2(widths, filled)
+    steps, widths, most = Crossing(), [WIDTH] * groups, WIDTH - SLACK
+    tables, first, second = ours(widths, most), stock_v1(widths, most), stock_v2(widths, most)
     group = 0 if groups == 1 else None
 
     def ours_step(i: int) -> None:
@@ -109,13 +131,15 @@ def append_commit(bench: Bench, groups: int = 1) -> None:
         ours_step(i), v1_commit(i), v2_step(i)
     agree(tables, first, second)
     name = f"append+commit/{CROSSING}-of-{ROWS}" + ("" if groups == 1 else f"/{groups}-groups")
+    mine = Side("blocktable", ours_step, CALLS, partial(restore, tables, most))
+    v1_before, v2_before = partial(restore_v1, first, most), partial(restore_v2, second, most)
     bench.compare(
         name,
-        Side("blocktable", ours_step),
-        Side("vllm-v2 append+apply, host part", v2_step),
-        Side("vllm-v1 append_row", v1_append),
+        mine,
+        Side("vllm-v2 append+apply, host part", v2_step, CALLS, v2_before),
+        Side("vllm-v1 append_row", v1_append, CALLS, v1_before),
     )
-    bench.compare(name, Side("blocktable", ours_step), Side("vllm-v1 append+commit", v1_commit, calls=2))
+    bench.compare(name, mine, Side("vllm-v1 append+commit", v1_commit, 2, v1_before))
     if groups == 1:
         rows = {row.peer: row.ratio for row in bench.rows if row.case == name}
         for peer, limit in (
@@ -137,8 +161,8 @@ def agree(tables: blocktable.BlockTables, first: Any, second: Any) -> None:
 
 def from_lists(bench: Bench) -> None:
     """Do the same from Python lists, as a plugin inside vLLM receives ids."""
-    steps = Crossing(32)
-    tables, first = ours([WIDTH], WIDTH - 256), stock_v1([WIDTH], WIDTH - 256)
+    steps, most = Crossing(), WIDTH - SLACK
+    tables, first = ours([WIDTH], most), stock_v1([WIDTH], most)
     lists = [
         ([row for row, _ in call], list(range(CROSSING + 1)), [block for _, block in call]) for call in steps.calls
     ]
@@ -152,41 +176,46 @@ def from_lists(bench: Bench) -> None:
             first.append_row(([block],), row)
 
     name = f"append+commit/{CROSSING}-of-{ROWS}/lists"
-    bench.compare(name, Side("blocktable", ours_step), Side("vllm-v1 append_row", v1_append))
+    bench.compare(
+        name,
+        Side("blocktable", ours_step, CALLS, partial(restore, tables, most)),
+        Side("vllm-v1 append_row", v1_append, CALLS, partial(restore_v1, first, most)),
+    )
 
 
 def commit(bench: Bench) -> None:
     """Commit after 64 rows of 1024 grew by a block, at several widths."""
     taken = {}
     for width in WIDTHS:
-        steps = Crossing(32)
-        tables, first = ours([width], width - 256), stock_v1([width], width - 256)
-        grow = partial(_grow, tables, steps)
+        steps, most = Crossing(), width - SLACK
+        tables, first = ours([width], most), stock_v1([width], most)
+        grow = partial(_grow, tables, steps, most)
         row = bench.compare(
             f"commit/{width}",
-            Side("blocktable", lambda _i, t=tables: t.commit(), before=grow),
+            Side("blocktable", lambda _i, t=tables: t.commit(), CALLS, grow),
             Side("vllm-v1 commit_block_table", lambda _i, t=first: t.commit_block_table(ROWS), calls=4),
         )
         taken[width] = row.ours_us
     bench.goal("commit time from width 512 to 8192: grows at most by", taken[8192] / taken[512], 2, at_most=True)
 
 
-def _grow(tables: blocktable.BlockTables, steps: Crossing, i: int) -> None:
+def _grow(tables: blocktable.BlockTables, steps: Crossing, most: int, i: int) -> None:
+    restore(tables, most, i)
     tables.append(steps.rows[i], steps.indptr, steps.ids[i])
 
 
 def single_row(bench: Bench) -> None:
     """Append one block to one row."""
-    calls = 256
-    tables, first = ours([WIDTH], WIDTH - 256), stock_v1([WIDTH], WIDTH - 256)
+    calls, most = 256, WIDTH - SLACK
+    tables, first = ours([WIDTH], most), stock_v1([WIDTH], most)
     rows = [np.array([row]) for row in range(calls)]
     ids = [np.array([1 + row], np.int32) for row in range(calls)]
     indptr = np.array([0, 1])
     lists = [([1 + row],) for row in range(calls)]
     row = bench.compare(
         "append/1-of-1024",
-        Side("blocktable", lambda i: tables.append(rows[i], indptr, ids[i]), calls=calls),
-        Side("vllm-v1 append_row", lambda i: first.append_row(lists[i], i), calls=calls),
+        Side("blocktable", lambda i: tables.append(rows[i], indptr, ids[i]), calls, partial(restore, tables, most)),
+        Side("vllm-v1 append_row", lambda i: first.append_row(lists[i], i), calls, partial(restore_v1, first, most)),
     )
     bench.goal("a single-row append: µs more than vllm-v1 append_row", row.ours_us - row.peer_us, 2, at_most=True)
 
