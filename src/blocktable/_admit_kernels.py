@@ -309,13 +309,16 @@ def admit(
         target = hit
         if mode == ADMIT:
             target = min(count, hit + limits[i])
+            meta[SERVED] = i
+            if finals.size and finals[i] > max(hit, target):
+                meta[HASHED], meta[COMPARED] = hashed, compared
+                return refuse(info, BAD_FINAL, 0, i, row, finals[i], target, 0)
             need = i64(0)
             for group in range(info.shape[0] - 1):
                 need += columns(info, group, target) - columns(info, group, hit)
             idle = idle_in(info, meta, blocks, nodes, units, path)
             meta[NEEDED] += need
             meta[AVAILABLE] -= idle
-            meta[SERVED] = i
             if need + headroom > meta[FREE] + meta[CACHED] - idle:
                 meta[HASHED], meta[COMPARED] = hashed, compared
                 return SHORT_OF_BLOCKS
@@ -334,7 +337,7 @@ def admit(
         known = hit + scan(words, indptr[i] + hit, target - hit, per, stride)
         final = known
         if finals.size:
-            final = max(hit, min(finals[i], target))
+            final = max(hit, finals[i])
         serve(
             info,
             state,

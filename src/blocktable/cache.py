@@ -205,7 +205,7 @@ class KVCache:
         """Open unused rows on the cached prefixes of prompts and make room for what is to be computed behind them.
 
         ``limit`` is the most tokens computed per row (an integer or one per row; the rest comes by ``extend``).
-        ``final`` [n] holds back the final mark as in ``extend``; it never lies below what was cached. Returns the
+        ``final`` [n] is as in ``extend``, no more than the row will hold; the mark never lies below what was cached. Returns the
         cached tokens, int64 [n], and the slots of the positions cached[i] .. min(len_i, cached[i] + limit_i) - 1, row
         after row, int64 [groups, tokens]. All or nothing: raises OutOfBlocks when the pool is short (``headroom`` blocks
         are to stay free), NeverFits for a prompt that no empty pool could hold, ArgumentError for a row in use. Cost:
@@ -227,12 +227,15 @@ class KVCache:
             words = self._checked("admit", wanted, starts, words, tokens, a.ADMIT, limits, finals)
             meta = self._meta
             saved = None
-            if n > 1 and meta[c.NEEDED] + headroom > meta[c.FREE] + meta[c.CACHED]:
+            tight = meta[c.NEEDED] + headroom > meta[c.FREE] + meta[c.CACHED]
+            late = finals.size and (finals > np.minimum(np.diff(starts), limits[:n])).any()  # past what a row may hold
+            if n > 1 and (tight or late):
                 saved = self._core, [array.copy() for array in self._core]
             room = int(starts[-1]) if limit is None else int(np.minimum(np.diff(starts), limits).sum())
             cached, slots = np.empty(n, np.int64), np.empty((len(self.groups), room), np.int64)
-            if self._admit(wanted, starts, words, a.ADMIT, limits, finals, roots, headroom, cached, slots) != k.OK:
-                error = short("admit", meta, wanted[meta[c.SERVED] :].tolist(), headroom, self._plan.usable)
+            code = self._admit(wanted, starts, words, a.ADMIT, limits, finals, roots, headroom, cached, slots)
+            if code != k.OK:
+                error = self._refused(code, "admit", wanted, headroom)
                 if saved:
                     self._restore(*saved)
                 raise error
