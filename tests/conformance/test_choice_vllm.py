@@ -33,7 +33,7 @@ def priorities(real):
     for argument in function.args.args:
         argument.annotation = None
     function.body = [node for node in function.body if not isinstance(node, ast.ImportFrom)]
-    scope = {"AttentionBackendEnum": Names(), "is_quantized_kv_cache": lambda dtype: False, "cache": cache}
+    scope = {"AttentionBackendEnum": Names(), "is_quantized_kv_cache": lambda _: False, "cache": cache}
     exec(compile(ast.Module([function], []), str(file), "exec"), scope)  # noqa: S102 - the engine's own function
     return scope["_get_backend_priorities"]
 

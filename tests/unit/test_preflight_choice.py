@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from blocktable import ArgumentError, UnknownName
 from blocktable.cli import run
 from blocktable.contracts import resolve_engine
 from blocktable.contracts.hardware import capability
+from blocktable.errors import ArgumentError, UnknownName
 from blocktable.preflight import Launch, Model, judge, read_model
 from blocktable.preflight.choice import choose
 

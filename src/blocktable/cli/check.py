@@ -123,6 +123,9 @@ def command(
                 hardware=hardware,
                 model=known,
                 tensor_parallel=line.tensor_parallel,
+                max_num_seqs=line.max_num_seqs,
+                num_blocks=line.num_blocks,
+                prefix_match_unit=line.prefix_match_unit,
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))

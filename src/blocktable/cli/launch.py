@@ -48,6 +48,9 @@ class Launch:
     prefill_context_parallel: int = 1
     interleave: int = 1
     speculative_tokens: int = 0
+    max_num_seqs: int | None = None
+    num_blocks: int | None = None
+    prefix_match_unit: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -84,6 +87,9 @@ def read_launch(words: Sequence[str]) -> Launch:
         decode_context_parallel=_size(flags, "decode_context_parallel_size", 1),
         prefill_context_parallel=_size(flags, "prefill_context_parallel_size", 1),
         interleave=interleave if interleave > 1 else _size(flags, "cp_kv_cache_interleave_size", 1),
+        max_num_seqs=_size(flags, "max_num_seqs", None),
+        num_blocks=_size(flags, "num_gpu_blocks_override", None),
+        prefix_match_unit=_size(flags, "prefix_match_unit", None),
         speculative_tokens=_size(flags, "spec_tokens", drafts),
         environment=environment,
     )

@@ -83,6 +83,7 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aligns_state: bool = False
     divides_state: bool = False
     common_default: bool = False
+    match_unit_is_block: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
@@ -243,6 +244,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             aligns_state=written[version].aligns_state,
             divides_state=written[version].divides_state,
             common_default=written[version].common_default,
+            match_unit_is_block=written[version].match_unit_is_block,
             requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,

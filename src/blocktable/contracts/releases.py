@@ -29,7 +29,8 @@ class Release:
     ``prefill_ranks_divide``: context-parallel ranks of the prefill divide a row as those of the decode do.
     ``aligns_state``: the rows of state groups are rounded like those of attention groups; ``divides_state``: they are
     divided over context-parallel ranks like those. ``common_default``: the block size taken when none is asked for suits
-    every backend of a model, not the first alone.
+    every backend of a model, not the first alone. ``match_unit_is_block``: a single group takes no other unit of hashing
+    than its block.
     """
 
     engine: str
@@ -43,6 +44,7 @@ class Release:
     aligns_state: bool = False
     divides_state: bool = False
     common_default: bool = False
+    match_unit_is_block: bool = False
     requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"

@@ -11,6 +11,7 @@ from blocktable.geometry import Geometry, plan
 from blocktable.preflight.choice import choose, refused_reasons
 from blocktable.preflight.completion import companions, complete, own_block_size
 from blocktable.preflight.launch import Launch, is_unread
+from blocktable.preflight.pool import pool_problem
 
 __all__ = ["Judgement", "Verdict", "allocated", "assess", "missing_length"]
 
@@ -76,6 +77,8 @@ def _assess(launch: Launch) -> Judgement:
         return _refused(
             answer, f"{release} does not select {contract.name}: {', '.join(reasons)}", selection(contract, reasons)
         )
+    if block is None and launch.model and launch.model.state and (problem := pool_problem(launch, 0)):
+        return _refused(answer, *problem)
     if block is None and launch.model and launch.model.state:
         missing = (f"block_size (--block-size): {release} aligns it to the recurrent state", *missing_length(launch))
         return replace(answer, missing=missing, reason=f"{launch.model.source} keeps a state beside its attention")
@@ -98,6 +101,8 @@ def _assess(launch: Launch) -> Judgement:
         sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
         text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
         return _refused(answer, f"an interleave of {launch.cp_interleave} does not divide blocks of {block}", text)
+    if problem := pool_problem(launch, block):
+        return _refused(answer, *problem)
     try:
         geometry = allocated(launch, contract, block)
     except GeometryError as error:

@@ -21,7 +21,8 @@ class Launch:
     ``backend`` and ``max_model_len`` None: nobody named them; "auto" is a length that the server sizes by its memory.
     ``block_size`` None: the release's own choice. ``kernels`` holds versions of kernel packages in place of those that
     the release pins, such as ``{"flashinfer": "0.7.2"}``. ``hardware`` is a compute capability or a platform, None where
-    it is not given, as ``model`` is.
+    it is not given, as ``model`` is. ``num_blocks`` is the pool, null block included, where the launch fixes it;
+    ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV connectors alike.
     """
 
     release: Release
@@ -35,6 +36,9 @@ class Launch:
     hardware: str | None = None
     model: Model | None = None
     tensor_parallel: int = 1
+    max_num_seqs: int | None = None
+    num_blocks: int | None = None
+    prefix_match_unit: int | None = None
 
     @property
     def contract(self) -> Contract:

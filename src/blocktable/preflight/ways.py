@@ -29,6 +29,7 @@ def ways_out(launch: Launch, answer: Judgement) -> Iterator[str]:
     if answer.kernel_width is not None and answer.block_size is not None:
         yield from _lengths(launch, allocated(launch, contract, answer.block_size))
     yield from _block_sizes(launch, contract, answer.block_size or 0)
+    yield from _pool(launch)
     if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
         yield "--decode-context-parallel-size 1"
     yield from _releases(launch)
@@ -70,6 +71,21 @@ def _block_sizes(launch: Launch, contract: Contract | None, block: int) -> Itera
         if _accepted(replace(launch, block_size=size)):
             yield f"--block-size {size}"
             return
+
+
+def _pool(launch: Launch) -> Iterator[str]:
+    if launch.max_num_seqs and launch.num_blocks and launch.max_num_seqs > launch.num_blocks:
+        if _not_refused(replace(launch, max_num_seqs=launch.num_blocks)):
+            yield f"--max-num-seqs {launch.num_blocks}"
+        if _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
+            yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
+    if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
+        yield "no --prefix-match-unit"
+
+
+def _not_refused(launch: Launch) -> bool:
+    """Judge a way out of what a pool is refused for: a model with state may leave other facts open."""
+    return assess(launch).verdict != "refused"
 
 
 def _releases(launch: Launch) -> Iterator[str]:

@@ -1,0 +1,105 @@
+"""State blocks against requests at once, hashes against blocks, drafts against an interleave; group widths by cache kind."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktable.cli import run
+from blocktable.contracts import resolve_engine
+from blocktable.preflight import Launch, judge
+
+HYBRID = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "max_position_embeddings": 32768,
+}
+
+
+def check(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    code = run(["check", "--json", *shlex.split(line)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_requests_at_once_need_state_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    line = f"--engine vllm==0.32.0 --gpu h100 -- vllm serve {tmp_path} --num-gpu-blocks-override 200 --max-num-seqs"
+    code, answer = check(f"{line} 256", capsys)
+    assert code == 1
+    assert answer["error"].startswith(
+        "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (200). Each decode sequence requires one"
+    )
+    assert answer["ways_out"][:2] == ["--max-num-seqs 200", "--num-gpu-blocks-override 256"]
+    assert check(f"{line} 200", capsys)[0] == 3  # the block size is the release's own alignment
+    (tmp_path / "config.json").write_text(json.dumps({**HYBRID, "linear_num_key_heads": 0}))
+    assert check(f"{line} 256", capsys)[0] == 0  # no state, no such bound
+
+
+def test_one_group_is_hashed_by_its_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--engine vllm==0.32.0 -- vllm serve M --attention-backend TRITON_MLA --max-model-len 9416 --block-size 64"
+    code, answer = check(f"{line} --prefix-match-unit 48", capsys)
+    assert code == 1
+    assert answer["error"].startswith("ValueError: Invalid prefix_match_unit=48; with a single KV cache group")
+    assert "no --prefix-match-unit" in answer["ways_out"]
+    assert check(f"{line} --prefix-match-unit 64", capsys)[0] == 0
+    assert check(f"{line} --prefix-match-unit 128 -dcp 2 -tp 2", capsys)[0] == 0  # a block stands for 64 · 2 tokens
+    assert check(f"{line.replace('0.32.0', '0.31.0')} --prefix-match-unit 48", capsys)[0] == 0  # ignored
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "verdict"),
+    [
+        ("FLASHMLA", "0.32.0", "refused"),
+        ("FLASHMLA_SPARSE", "0.32.0", "accepted"),
+        ("FLASHMLA_SPARSE", "0.29.0", "refused"),
+        ("TOKENSPEED_MLA", "0.31.0", "refused"),
+        ("TOKENSPEED_MLA", "0.32.0", "accepted"),
+    ],
+)
+def test_drafts_meet_an_interleave(backend: str, version: str, verdict: str) -> None:
+    release = resolve_engine(f"vllm=={version}")
+    launch = Launch(release, backend, max_model_len=9416, block_size=64, cp_size=2, cp_interleave=16, lookahead=3)
+    answer = judge(launch)
+    assert answer.verdict == verdict
+    if verdict == "refused":
+        assert "no drafts with an interleave of 16" in answer.reason
+
+
+# vLLM 0.32's own specs at 9416 tokens, blocks of 32 and 3 drafts: alone, and under context parallelism of 2.
+WIDTHS = {
+    "full": (296, 148),
+    "window": (296, 148),
+    "chunked": (296, 148),
+    "resident": (296, 296),
+    "ring": (1, 1),
+    "state": (298, 298),
+}
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_who_is_divided_over_ranks(kind: Any) -> None:
+    release = resolve_engine("vllm==0.32.0")
+    widths = [
+        release.width(max_model_len=9416, block_size=32, lookahead=3, kind=kind, cp_size=ranks) for ranks in (1, 2)
+    ]
+    assert tuple(widths) == WIDTHS[kind]
+
+
+def test_a_state_without_prefix_caching_holds_one_block_and_its_drafts() -> None:
+    for version, widths in {"0.20.2": (1, 4), "0.24.0": (4, 4), "0.26.0": (4, 4), "0.32.0": (1, 4)}.items():
+        release = resolve_engine(f"vllm=={version}")
+        assert widths == tuple(
+            release.width(max_model_len=9416, block_size=32, lookahead=drafts, kind="state", state_mode="none")
+            for drafts in (0, 3)
+        )
+
+
+def test_ranks_divided_state_up_to_0_25_1() -> None:
+    for version, width in {"0.20.2": 148, "0.25.1": 148, "0.26.0": 296, "0.27.0": 295}.items():
+        release = resolve_engine(f"vllm=={version}")
+        assert release.width(max_model_len=9416, block_size=32, kind="state", cp_size=2) == width
