@@ -12,17 +12,21 @@ import torch
 
 from blocktable import _kernels as k
 from blocktable._arrays import as_int64
-from blocktable._jit import compiled, i32, i64, sealed
-from blocktable._kernels import BLOCK, COUNT, CP, I32, I64, OK, RING, ROWS, STATE, STATE_FIELDS, refuse
+from blocktable._jit import compiled, i32, i64
+from blocktable._kernels import BLOCK, COUNT, CP, I32, I64, KIND, OK, RING, ROWS, STATE, STATE_FIELDS, refuse
 from blocktable.device.staging import Staging
 from blocktable.errors import ArgumentError
 
-BAD_LENGTH = 23
+BAD_LENGTH, BAD_CUT, BAD_PADDING = 23, 24, 25
 
 
-@compiled(i64(i64[:, ::1], i32[::1], sealed(i64[::1]), sealed(i64[::1])))
-def check_rows(info: I64, state: I32, rows: I64, lengths: I64) -> int:
-    """Refuse a row outside the tables, and a length that a row's live blocks do not hold, in groups that hold every token."""
+@compiled(i64(i64[:, ::1], i32[::1], i64[::1], i64[::1], i64[::1], i64, i64))
+def check_step(info: I64, state: I32, rows: I64, lengths: I64, starts: I64, positions: int, padded: int) -> int:
+    """Refuse rows outside the tables, lengths that live blocks do not hold, and offsets that do not cut the positions.
+
+    A length is held against the groups that keep every token and in which the row has a block. Arrays that are not at hand
+    come empty.
+    """
     total = info[info.shape[0] - 1, ROWS]
     for i in range(rows.size):
         if rows[i] < -1 or rows[i] >= total:
@@ -33,31 +37,22 @@ def check_rows(info: I64, state: I32, rows: I64, lengths: I64) -> int:
         if lengths[i] < 0 or lengths[i] >= 2**31:
             return refuse(info, BAD_LENGTH, 0, i, rows[i], lengths[i], 2**31 - 1, 0)
         for group in range(info.shape[0] - 1):
-            if info[group, k.KIND] != STATE and info[group, k.KIND] != RING:
+            if info[group, KIND] != STATE and info[group, KIND] != RING:
                 live = i64(state[(group * total + rows[i]) * STATE_FIELDS + COUNT])
                 room = live * info[group, BLOCK] * info[group, CP]
-                if live > 0 and lengths[i] > room:  # a row may be unused in a group
+                if live > 0 and lengths[i] > room:
                     return refuse(info, BAD_LENGTH, group, i, rows[i], lengths[i], room, 0)
-    return OK
-
-
-def check_tokens(verb: str, query_start_loc: Any, positions: int, padded: int) -> None:
-    """Refuse offsets that do not cut the positions into one part per row, and more tokens than ``padded``."""
-    tokens = int(query_start_loc[-1])
-    if query_start_loc[0] != 0 or tokens > positions or (query_start_loc[1:] < query_start_loc[:-1]).any():
-        raise ArgumentError(
-            f"{verb}: query_start_loc does not cut {positions} positions into {len(query_start_loc) - 1} parts",
-            law="L7",
-            values={"rows": len(query_start_loc) - 1, "positions": positions, "tokens": tokens},
-            remedy="pass the running sum of the rows' token counts, with a leading 0",
-        )
+    if starts.size == 0:
+        return OK
+    tokens, falls = starts[starts.size - 1], 0
+    for i in range(starts.size - 1):
+        if starts[i + 1] < starts[i]:
+            falls = 1
+    if starts[0] != 0 or falls or tokens > positions:
+        return refuse(info, BAD_CUT, 0, starts.size - 1, -1, tokens, positions, 0)
     if tokens > padded:
-        raise ArgumentError(
-            f"{verb}: {tokens} tokens do not fit padded={padded}",
-            law="L6",
-            values={"tokens": tokens, "padded": padded},
-            remedy="pad to at least the number of tokens",
-        )
+        return refuse(info, BAD_PADDING, 0, starts.size - 1, -1, tokens, padded, 0)
+    return OK
 
 
 def on_host(value: Any, name: str, device: torch.device) -> Any:
@@ -71,7 +66,7 @@ def on_host(value: Any, name: str, device: torch.device) -> Any:
                 values={"name": name, "dtype": str(value.dtype), "shape": tuple(value.shape)},
                 remedy=f"pass {name} as integers, one per entry",
             )
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             if value.device != device or not value.is_contiguous():
                 raise ArgumentError(
                     f"{name} is on {value.device}, contiguous: {value.is_contiguous()}; the tables are on {device}",
@@ -79,6 +74,8 @@ def on_host(value: Any, name: str, device: torch.device) -> Any:
                     remedy="pass contiguous tensors on the tables' device, or arrays in host memory",
                 )
             return None
+        if value.dtype is torch.int32:
+            value = value.to(torch.int64)
         value = value.numpy()
     return as_int64(value, name)
 
@@ -126,8 +123,8 @@ class Sender:
         return found
 
 
-def batch_fault(code: int, verb: str, scratch: Any) -> ArgumentError:
-    """Return the error of rows or lengths that were refused, from the values that the loop left."""
+def step_fault(code: int, verb: str, scratch: Any) -> ArgumentError:
+    """Return the error of arguments that were refused, from the values that the loop left."""
     fields = (k.FAULT_GROUP, k.FAULT_INDEX, k.FAULT_ROW, k.FAULT_VALUE, k.FAULT_LIMIT)
     group, index, row, value, limit = (int(scratch[field]) for field in fields)
     values = {"group": group, "index": index, "row": row, "value": value, "limit": limit}
@@ -137,6 +134,20 @@ def batch_fault(code: int, verb: str, scratch: Any) -> ArgumentError:
             law="L7",
             values=values,
             remedy="apply the delta that brought the row's blocks first, and pass lengths in tokens",
+        )
+    if code == BAD_CUT:
+        return ArgumentError(
+            f"{verb}: query_start_loc does not cut {limit} positions into {index} parts, it ends at {value}",
+            law="L7",
+            values={"rows": index, "positions": limit, "tokens": value},
+            remedy="pass the running sum of the rows' token counts, with a leading 0",
+        )
+    if code == BAD_PADDING:
+        return ArgumentError(
+            f"{verb}: {value} tokens do not fit padded={limit}",
+            law="L6",
+            values={"tokens": value, "padded": limit},
+            remedy="pad to at least the number of tokens",
         )
     return ArgumentError(
         f"{verb}: rows[{index}] is {row}, the tables have rows 0..{limit - 1}",

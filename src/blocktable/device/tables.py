@@ -21,7 +21,7 @@ import torch
 from blocktable import _kernels as k
 from blocktable._apply import SPAN_COUNT, stage
 from blocktable.delta import Delta
-from blocktable.device.arguments import Sender, as_count, batch_fault, check_rows, check_tokens, on_host
+from blocktable.device.arguments import Sender, as_count, check_step, on_host, step_fault
 from blocktable.device.batch import Batch, Store
 from blocktable.device.layout import KERNEL_BASE, KERNEL_BLOCK
 from blocktable.device.staging import Staging
@@ -225,12 +225,11 @@ class DeviceTables:
         mirror = self._mirror
         with mirror._sole(verb):
             if host[0] is not None:
-                seen = _NONE if host[1] is None else host[1]
-                code = check_rows(mirror._info, mirror._state, host[0], seen)
+                seen = [_NONE if array is None else array for array in host[:3]]
+                there = 0 if positions is None else len(positions)
+                code = check_step(mirror._info, mirror._state, *seen, there, tokens)
                 if code != k.OK:
-                    raise batch_fault(code, verb, mirror._info[-1])
-            if host[2] is not None:
-                check_tokens(verb, host[2], len(given[3]), tokens)
+                    raise step_fault(code, verb, mirror._info[-1])
             batch = None if gathered is None else self._batch(verb, padded, lengths is not None, out)
             slots = None if mapped is None else self._slots(verb, tokens, slots_out)
             self._launch(given, host, batch, slots)
