@@ -14,6 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 i32: Any = numba.int32
 i64: Any = numba.int64
+u64: Any = numba.uint64
 nothing = numba.void
 
 
@@ -37,7 +38,7 @@ def helper(signature: Any) -> Callable[[F], F]:
 
 def _compiler(signature: Any, **more: bool) -> Callable[[F], F]:
     """Return the decorator; a cache folder that cannot be written costs one warning and each start's compile time."""
-    options: Any = {"nogil": True, "error_model": "numpy", **more}  # numpy: a division needs no branch for zero
+    options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False, **more}  # numpy: a division needs no branch for zero
 
     def compile_(function: F) -> F:
         try:

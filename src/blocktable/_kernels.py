@@ -22,7 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i32, i64, nothing, sealed, u64
 
 # Inside a loop an element is a number of the machine, not a NumPy scalar: Any keeps the type checker out of that.
 I32 = NDArray[Any]
@@ -42,6 +42,8 @@ FULL, WINDOW, CHUNKED, STATE, RING = range(5)
 OK, BAD_ROW, DUPLICATE_ROW, BAD_INDPTR, OVERFLOW, BAD_ID, NULL_ID, BAD_COUNT, BAD_QUERY, BAD_SPAN, SHORT = range(11)
 # laws that an audit can find broken
 BROKEN_L2, BROKEN_L3, BROKEN_L4, BROKEN_L11 = 2, 3, 4, 11
+
+MOST_POSITION = 2**63 - 1
 
 # A stretch of nulls longer than two span headers (2 x 6 numbers) is cheaper as a span of its own.
 LONG_NULL = 12
@@ -437,62 +439,100 @@ def expand(info: I64, state: I32, entries: I32, group: int, rows: I64, out: I32)
 @helper(i64(i64, i64, i64, i64, i64))
 def owned(first: int, offset: int, chunk: int, ranks: int, rank: int) -> int:
     """Return the slot of an offset in a block shared by ``ranks``, or -1 where another rank owns it (L13)."""
-    if ranks == 1:
-        return first + offset
     turn = offset // chunk
     if turn % ranks != rank:
         return -1
     return first + turn // ranks * chunk + offset % chunk
 
 
-@compiled(i64(*STATE_TYPES, i64[::1], i64[::1], i64[::1], i64, i64[:, ::1]))
+@helper(i64(i64[::1], i64, i64, i64, i64, i64, i64, i64, i64, i64[::1], i64))
+def fill_column(
+    positions: I64,
+    begin: int,
+    end: int,
+    low: int,
+    span: int,
+    first: int,
+    chunk: int,
+    ranks: int,
+    rank: int,
+    out: I64,
+    at: int,
+) -> int:
+    """Map the tokens from ``begin`` on that lie in the column from position ``low``; return the first that does not.
+
+    ``first`` is the column's first slot, not positive past the row's live blocks and for a null block. Token t goes to
+    out[at + t]. One loop per case, with unsigned indices, which need no test for counting from the end.
+    """
+    t, stop, base, one = u64(begin), u64(end), u64(at), u64(1)
+    shift = first - low
+    if first <= 0:
+        while t < stop and low <= positions[t] and positions[t] - low < span:
+            out[base + t] = -1
+            t += one
+    elif ranks == 1:
+        while t < stop and low <= positions[t] and positions[t] - low < span:
+            out[base + t] = positions[t] + shift
+            t += one
+    else:
+        while t < stop and low <= positions[t] and positions[t] - low < span:
+            out[base + t] = owned(first, positions[t] - low, chunk, ranks, rank)
+            t += one
+    return int(t)
+
+
+@compiled(i64(*STATE_TYPES, i64[::1], i64[::1], i64[::1], i64, i64[::1]))
 def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions: I64, rank: int, out: I64) -> int:
     """Write the slot of every token of a step, for every group; -1 where there is none.
 
     Column c covers the positions c * span .. c * span + span - 1, span = block size x ranks. Neighbouring tokens mostly
-    share a column, so the column of the last token is kept: one division per block, not per token. A ring group is one
-    column that every position falls into.
+    share a column, and the next column follows: a division per jump, not per token. A ring group is one column that
+    every position falls into. ``out`` holds one group after another.
     """
-    total, n = info[info.shape[0] - 1, ROWS], rows.size
+    groups = info.shape[0] - 1
+    total, n, length = info[groups, ROWS], rows.size, out.size // groups
     tokens = starts[n]
-    if starts[0] != 0 or tokens > positions.size or tokens > out.shape[1]:
-        return refuse(info, BAD_QUERY, 0, n, -1, tokens, min(positions.size, out.shape[1]), starts[0])
+    if starts[0] != 0 or tokens > positions.size or tokens > length:
+        return refuse(info, BAD_QUERY, 0, n, -1, tokens, min(positions.size, length), starts[0])
     for i in range(n):
         if rows[i] < -1 or rows[i] >= total:
             return refuse(info, BAD_ROW, 0, i, rows[i], rows[i], total, 0)
         if starts[i + 1] < starts[i]:
             return refuse(info, BAD_QUERY, 0, i, rows[i], starts[i + 1], starts[i], 0)
-    for group in range(info.shape[0] - 1):
+    for group in range(groups):
         block, kind = info[group, BLOCK], info[group, KIND]
         ranks, chunk = info[group, CP], info[group, INTERLEAVE]
-        span = block * ranks
+        span, at = block * ranks, group * length
         for i in range(n):
-            row = rows[i]
+            row, t, end = rows[i], starts[i], starts[i + 1]
             live = i64(0)
             start = i64(0)
             if row >= 0 and kind != STATE:
                 live = state[(group * total + row) * STATE_FIELDS + COUNT]
                 start = info[group, BASE] + row * info[group, WIDTH]
-            low = first = i64(-1)  # `first` is the first slot of the column that begins at position `low`
-            for t in range(starts[i], starts[i + 1]):
+            column = i64(0)
+            low = i64(0)
+            while t < end:
                 position = positions[t]
                 if position < 0:
-                    out[group, t] = -1
+                    out[at + t] = -1
+                    t += 1
                     continue
-                if low < 0 or position < low or position - low >= span:
+                if position < low or position - low >= span:
                     column = position // span
                     low = column * span
-                    if kind == RING:
-                        column = 0
-                    first = -1
-                    if column < live:
-                        first = entries[start + column] * block
-                if first <= 0:  # past the live blocks, or a null block
-                    out[group, t] = -1
-                else:
-                    out[group, t] = owned(first, position - low, chunk, ranks, rank)
-        for t in range(tokens, out.shape[1]):
-            out[group, t] = -1
+                first = i64(-1)
+                if kind == RING:
+                    if live > 0:
+                        first = entries[start] * block
+                elif column < live:
+                    first = entries[start + column] * block
+                t = fill_column(positions, t, end, low, span, first, chunk, ranks, rank, out, at)
+                if low < MOST_POSITION - 2 * span:  # the next column, mostly; else the one at `low` is looked up anew
+                    column += 1
+                    low += span
+        for t in range(at + tokens, at + length):
+            out[t] = -1
     return OK
 
 

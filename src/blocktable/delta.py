@@ -2,9 +2,9 @@
 
 import struct
 import zlib
-from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +15,10 @@ _HEADER = struct.Struct("<4sIQQIIII")  # magic, checksum of the rest, seq, origi
 _I32 = np.dtype("<i4")
 
 NO_COPIES = np.zeros((0, 3), np.int32)
+NO_COPIES.setflags(write=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, eq=False):  # a dataclass as frozen takes microseconds to make, at every step
     """The changed entries between two commits, immutable and owning its arrays, so that any thread may read it.
 
     ``seq`` counts the commits of one object from 1, empty ones included. ``spans`` int32 [n, 6] holds (group, row, start,
@@ -41,7 +41,7 @@ class Delta:
     seq: int
     spans: NDArray[np.int32]
     values: NDArray[np.int32]
-    copies: NDArray[np.int32] = field(default_factory=lambda: NO_COPIES)
+    copies: NDArray[np.int32] = NO_COPIES
     origin: int = 0
     layout: int = 0
 
@@ -50,7 +50,8 @@ class Delta:
         try:
             self.spans.setflags(write=False)
             self.values.setflags(write=False)
-            self.copies.setflags(write=False)
+            if self.copies is not NO_COPIES:
+                self.copies.setflags(write=False)
         except AttributeError:
             raise ArgumentError(
                 "a delta is made of int32 arrays", remedy="take it from commit() or from_bytes"

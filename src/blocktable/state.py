@@ -194,7 +194,7 @@ class TableState:
                 values={"want": shape, "got": out.shape},
                 remedy="leave out away, or make it with np.empty(shape, np.int64)",
             )
-        self._run("slot_mapping", k.slots, wanted, starts, where, rank, out)
+        self._run("slot_mapping", k.slots, wanted, starts, where, rank, out.reshape(-1))
         return out
 
     def check(self) -> None:

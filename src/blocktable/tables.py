@@ -193,10 +193,11 @@ class BlockTables(TableState):
         """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
         info = self._info
         arrays = (info, self._state, self._entries, self._sent, self._dirty)
-        if k.difference(*arrays, self._spans, self._values, 0) == k.OK:
-            return self._spans[: info[-1, k.SPANS]].copy(), self._values[: info[-1, k.VALUES]].copy()
-        spans = np.empty((info[-1, k.SPANS], 6), np.int32)
-        values = np.empty(info[-1, k.VALUES], np.int32)
+        short = k.difference(*arrays, self._spans, self._values, 0)
+        count, size = info[-1, k.SPANS : k.VALUES + 1].tolist()
+        if not short:
+            return self._spans[:count].copy(), self._values[:size].copy()
+        spans, values = np.empty((count, 6), np.int32), np.empty(size, np.int32)
         k.difference(*arrays, spans, values, 1)
         return spans, values
 

@@ -166,7 +166,7 @@ def slots(
     info: Any, state: Any, entries: Any, rows: Any, query_start_loc: Any, positions: Any, rank: int, out: Any
 ) -> None:
     """Write the slot of every token."""
-    k.slots(info, state, entries, rows, query_start_loc, positions, rank, out)
+    k.slots(info, state, entries, rows, query_start_loc, positions, rank, out.reshape(-1))
 
 
 def step(
