@@ -90,6 +90,21 @@ def test_the_catalogue_says_what_the_class_says(backends, vllm_version, name):
 
 
 @pytest.mark.parametrize("name", IMPORTABLE)
+def test_the_block_size_when_none_is_asked_for(real, backends, vllm_version, name):
+    """A CPU worker takes 128, or what its MLA kernel is compiled for; elsewhere the class prefers one near the default."""
+    default = real("vllm.config.cache").CacheConfig.DEFAULT_BLOCK_SIZE
+    assert resolve_engine(f"vllm=={vllm_version}").default_block_size == default
+    expected = 128 if name == "CPU_ATTN" else backends[name].get_preferred_block_size(default)
+    assert get_contract(f"vllm:{name}@{vllm_version}").default_block_size == expected
+
+
+@pytest.mark.parametrize("name", IMPORTABLE)
+def test_context_parallelism_needs_what_the_class_returns(backends, vllm_version, name):
+    returns_lse = bool(backends[name].get_impl_cls().can_return_lse_for_decode)
+    assert get_contract(f"vllm:{name}@{vllm_version}").context_parallel is returns_lse
+
+
+@pytest.mark.parametrize("name", IMPORTABLE)
 def test_the_backends_of_the_release(real, vllm_version, name):
     registry = real("vllm.v1.attention.backends.registry").AttentionBackendEnum
     release = resolve_engine(f"vllm=={vllm_version}")
