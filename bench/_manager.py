@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 BLOCK = 16
+torch.set_num_threads(1)  # the host loop of one process, not a race of its helpers
 kv_cache_utils.init_none_hash(sha256)
 HASHER = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
 PARAMS = SamplingParams(max_tokens=1 << 30)

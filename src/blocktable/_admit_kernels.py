@@ -5,13 +5,16 @@ from blocktable._cache_layout import (
     AVAILABLE,
     BAD_FINAL,
     BAD_LIMIT,
+    BLOCK_FIELDS,
     CACHED,
     COMPARED,
     DENSE,
+    FENCE,
     FINAL,
     FREE,
     GROW,
     HASHED,
+    HELD,
     HIT_TOKENS,
     I32,
     I64,
@@ -22,12 +25,18 @@ from blocktable._cache_layout import (
     LATEST,
     LENGTH,
     LINE_FIELDS,
+    LOW31,
     NEEDED,
     NEVER,
+    NEXT,
     NODE,
     NODE_FIELDS,
     PARTS,
+    PINS,
+    PREV,
     QUERY_TOKENS,
+    REF,
+    RETIRED,
     ROOT,
     SEAT_BASE,
     SERVED,
@@ -38,12 +47,11 @@ from blocktable._cache_layout import (
     UNIT,
     UNKNOWN_TOKEN,
     WORDS,
-    piece,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
 )
-from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
 from blocktable._kernels import (
     BAD_INDPTR,
     BASE,
@@ -66,7 +74,7 @@ from blocktable._row_kernels import TEXT, columns, dead, serve
 LOOKUP, MATCH, ADMIT = range(3)
 
 
-@piece(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
+@helper(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
 def walk(
     info: I64,
     meta: I64,
@@ -122,7 +130,7 @@ def walk(
     return best
 
 
-@piece(i64(i64[:, ::1], *INDEX[:3], i64, i64[::1]))
+@helper(i64(i64[:, ::1], *INDEX[:3], i64, i64[::1]))
 def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64) -> int:
     """Return how many blocks of a prefix that was found would leave the idle list if a row adopted it."""
     width = NODE_FIELDS + meta[PARTS]
@@ -138,7 +146,7 @@ def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64
     return idle
 
 
-@piece(nothing(*CACHE[:-1], i64, i64, i64[::1]))
+@helper(nothing(*CACHE[:-1], i64, i64, i64[::1]))
 def take_prefix(
     info: I64,
     state: I32,
@@ -158,7 +166,7 @@ def take_prefix(
     total = info[info.shape[0] - 1, ROWS]
     width = NODE_FIELDS + meta[PARTS]
     line = row * LINE_FIELDS
-    tokens = units * meta[UNIT]
+    tokens, retired = units * meta[UNIT], meta[RETIRED]
     for group in range(info.shape[0] - 1):
         dense = info[group, DENSE]
         if dense == 0:
@@ -170,8 +178,17 @@ def take_prefix(
         for index in range(gone // dense, units):
             seat = path[index] * width + NODE_FIELDS + info[group, SEAT_BASE] - index * dense
             while column < (index + 1) * dense:
-                block = nodes[seat + column]
-                adopt(meta, blocks, block)
+                block = nodes[seat + column] & LOW31
+                at = block * BLOCK_FIELDS
+                if blocks[at + REF] or blocks[at + PINS] or blocks[at + FENCE] > retired:
+                    adopt(meta, blocks, block)
+                else:  # as adopt does with an idle block, without a call
+                    after, before = i64(blocks[at + NEXT]) & LOW31, i64(blocks[at + PREV]) & LOW31
+                    blocks[before * BLOCK_FIELDS + NEXT] = after
+                    blocks[after * BLOCK_FIELDS + PREV] = before
+                    blocks[at + REF] = 1
+                    meta[HELD] += 1
+                    meta[CACHED] -= 1
                 entries[start + column] = block
                 column += 1
         touch(info, state, dirty, group, row, here, gone, live)

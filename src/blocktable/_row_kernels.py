@@ -10,8 +10,10 @@ row's blocks of that unit back it.
 from blocktable._cache_layout import (
     ABSENT,
     BLOCK_FIELDS,
+    CACHED,
     COPIES,
     DENSE,
+    FENCE,
     FINAL,
     FIXED,
     FREE,
@@ -26,6 +28,7 @@ from blocktable._cache_layout import (
     LENGTH,
     LINE_FIELDS,
     LISTS,
+    LOW31,
     NEXT,
     NODE,
     NODE_FIELDS,
@@ -34,9 +37,12 @@ from blocktable._cache_layout import (
     PIN,
     PINS,
     POPPED,
+    PREV,
+    PUSHED,
     RANK,
     REACH,
     REF,
+    RETIRED,
     SEAT,
     SEAT_BASE,
     SHARED,
@@ -47,13 +53,11 @@ from blocktable._cache_layout import (
     TIP,
     UNIT,
     WORDS,
-    piece,
-    u64,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
 )
-from blocktable._jit import i32, i64, nothing, sealed
+from blocktable._jit import helper, i32, i64, nothing, sealed, u64
 from blocktable._kernels import (
     BASE,
     BLOCK,
@@ -81,7 +85,7 @@ TABLES = (i64[:, ::1], i32[::1], i32[::1], i32[:, ::1])  # info, state, entries,
 TEXT = (sealed(i32[::1]), i64, i64)  # words, the first word, words from one to the next (0: all tokens unknown)
 
 
-@piece(i64(i64[:, ::1], i64, i64))
+@helper(i64(i64[:, ::1], i64, i64))
 def dead(info: I64, group: int, mark: int) -> int:
     """Return how many leading blocks a group no longer reads once ``mark`` tokens are final."""
     kind, reach = info[group, KIND], info[group, REACH]
@@ -96,7 +100,7 @@ def dead(info: I64, group: int, mark: int) -> int:
     return tokens // span
 
 
-@piece(i64(i64[:, ::1], i64, i64))
+@helper(i64(i64[:, ::1], i64, i64))
 def columns(info: I64, group: int, tokens: int) -> int:
     """Return how many entries a row of so many tokens has."""
     fixed: int = info[group, FIXED]
@@ -106,7 +110,7 @@ def columns(info: I64, group: int, tokens: int) -> int:
     return (tokens + span - 1) // span
 
 
-@piece(nothing(*TABLES, *LISTS, i32[::1], i64, i64))
+@helper(nothing(*TABLES, *LISTS, i32[::1], i64, i64))
 def advance(
     info: I64, state: I32, entries: I32, dirty: I32, meta: I64, blocks: I32, copies: I32, row: int, mark: int
 ) -> None:
@@ -127,7 +131,7 @@ def advance(
         state[line + GONE] = end
 
 
-@piece(nothing(*TABLES, *INDEX, i32[::1], i64, i64, i64))
+@helper(nothing(*TABLES, *INDEX, i32[::1], i64, i64, i64))
 def replace_shared(
     info: I64,
     state: I32,
@@ -165,7 +169,7 @@ def replace_shared(
     release(meta, blocks, copies, block, 0)
 
 
-@piece(nothing(*TABLES, *INDEX, i32[::1], i64, i64))
+@helper(nothing(*TABLES, *INDEX, i32[::1], i64, i64))
 def own(
     info: I64,
     state: I32,
@@ -191,7 +195,7 @@ def own(
             replace_shared(info, state, entries, dirty, meta, blocks, nodes, buckets, store, copies, group, row, column)
 
 
-@piece(nothing(i32[::1], i64, sealed(i32[::1]), i64, i64, i64))
+@helper(nothing(i32[::1], i64, sealed(i32[::1]), i64, i64, i64))
 def copy_words(store: I32, target: int, words: I32, source: int, count: int, stride: int) -> None:
     """Copy ``count`` words, every ``stride``-th from ``source``, to where a node slot keeps its tokens."""
     to, start, step = u64(target), u64(source), u64(stride)  # unsigned: no index counts from the end
@@ -203,7 +207,7 @@ def copy_words(store: I32, target: int, words: I32, source: int, count: int, str
             store[to + i] = words[start + i * step]
 
 
-@piece(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
+@helper(nothing(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
 def put(
     meta: I64, nodes: I64, store: I32, lines: I64, row: int, begin: int, end: int, words: I32, at: int, stride: int
 ) -> None:
@@ -237,7 +241,7 @@ def put(
         begin += count
 
 
-@piece(i64(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
+@helper(i64(i64[::1], i64[::1], i32[::1], i64[::1], i64, i64, i64, *TEXT))
 def first_unknown(
     meta: I64, nodes: I64, store: I32, lines: I64, row: int, begin: int, end: int, words: I32, at: int, stride: int
 ) -> int:
@@ -256,7 +260,7 @@ def first_unknown(
     return end
 
 
-@piece(nothing(i64[:, ::1], i32[::1], *INDEX, i64[::1], i64, i64))
+@helper(nothing(i64[:, ::1], i32[::1], *INDEX, i64[::1], i64, i64))
 def settle_final(
     info: I64,
     entries: I32,
@@ -317,7 +321,7 @@ def settle_final(
         lines[line + TAIL] = 0
 
 
-@piece(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64, i64[:, ::1], i64))
+@helper(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64, i64[:, ::1], i64))
 def write_slots(
     info: I64, entries: I32, meta: I64, group: int, row: int, begin: int, end: int, out: I64, at: int
 ) -> None:
@@ -345,7 +349,7 @@ def write_slots(
         offset = i64(0)
 
 
-@piece(nothing(*TABLES, *INDEX, i64, i64))
+@helper(nothing(*TABLES, *INDEX, i64, i64))
 def supply(
     info: I64,
     state: I32,
@@ -383,7 +387,7 @@ def supply(
             state[here + TIP] = block
 
 
-@piece(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
+@helper(nothing(*TABLES, *INDEX, i64[::1], i32[::1], i64, i64, i64, *TEXT, i64[:, ::1], i64))
 def serve(
     info: I64,
     state: I32,
@@ -421,7 +425,7 @@ def serve(
     settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
 
 
-@piece(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
+@helper(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
 def drop_drafts(meta: I64, nodes: I64, lines: I64, row: int, length: int) -> None:
     """Give back the drafts that hold no position below ``length``, which is not below BASE."""
     unit, width = meta[UNIT], NODE_FIELDS + meta[PARTS]
@@ -443,7 +447,7 @@ def drop_drafts(meta: I64, nodes: I64, lines: I64, row: int, length: int) -> Non
         lines[line + HEAD] = 0
 
 
-@piece(nothing(*TABLES, *LISTS, i32[::1], i64, i64, i64))
+@helper(nothing(*TABLES, *LISTS, i32[::1], i64, i64, i64))
 def give_back(
     info: I64,
     state: I32,
@@ -457,7 +461,7 @@ def give_back(
     fence: int,
 ) -> None:
     """Give back the blocks that a row of ``length`` tokens does not need, the last of them first."""
-    total = info[info.shape[0] - 1, ROWS]
+    total, retired = info[info.shape[0] - 1, ROWS], meta[RETIRED]
     for group in range(info.shape[0] - 1):
         line = (group * total + row) * STATE_FIELDS
         live, want = i64(state[line + COUNT]), columns(info, group, length)
@@ -465,8 +469,26 @@ def give_back(
             continue
         start = info[group, BASE] + row * info[group, WIDTH]
         for column in range(live - 1, want - 1, -1):
-            block = i64(entries[start + column])
-            if block:
+            block = i64(entries[start + column]) & LOW31
+            at = block * BLOCK_FIELDS
+            if block == 0:
+                continue
+            if fence or blocks[at + REF] != 1 or blocks[at + PINS] or blocks[at + FENCE] > retired:
                 release(meta, blocks, copies, block, fence)
+                continue
+            blocks[at + REF] = 0  # as release and settle do, without a call
+            meta[HELD] -= 1
+            meta[PUSHED] += 1
+            if blocks[at + SEAT]:
+                before = i64(blocks[PREV]) & LOW31
+                blocks[at + NEXT] = 0
+                blocks[at + PREV] = before
+                blocks[before * BLOCK_FIELDS + NEXT] = block
+                blocks[PREV] = block
+                meta[CACHED] += 1
+            else:
+                blocks[at + NEXT] = meta[FREE_TOP]
+                meta[FREE_TOP] = block
+                meta[FREE] += 1
         cut(info, state, entries, dirty, group, row, line, want)
         state[line + TIP] = entries[start + want - 1] if want else 0

@@ -30,7 +30,7 @@ from blocktable._cache_plan import Plan, span
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
-from blocktable.state import busy
+from blocktable.state import GroupTable, busy
 from blocktable.tables import BlockTables
 
 __all__ = ["KVCache"]
@@ -39,6 +39,7 @@ _I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
 _NONE = np.zeros(0, np.int64)
 _NO_SLOTS = np.zeros((1, 0), np.int64)
 _NO_LIMIT = 2**40
+_MOST_EPOCHS = 2**30  # fences are numbered in int32, anew once so many are done
 _NO_SALT = 1  # the root of rows without a salt
 
 
@@ -51,6 +52,10 @@ class CacheTables(BlockTables):
             law="L9",
             remedy="use admit, extend, truncate, free, fork and commit of the cache",
         )
+
+    def __getitem__(self, group: int) -> GroupTable:
+        """Return one group's table: ``cache.tables[g].array``."""
+        return self.tables[group]
 
     append = assign = truncate = clear = release = move = swap = copy = resize = commit = _closed
 
@@ -433,6 +438,9 @@ class KVCache:
             if done:
                 pool.retire(self._meta, self._core[5], self._epochs[done - 1])
                 del self._fences[:done], self._epochs[:done]
+                if self._meta[c.RETIRED] > _MOST_EPOCHS and not self._epochs:
+                    self._core[5][c.FENCE :: c.BLOCK_FIELDS] = 0
+                    self._meta[c.RETIRED] = 0
             self._retired = value if self._retired is None else max(value, self._retired)
         finally:
             self._busy.release()

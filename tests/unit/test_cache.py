@@ -185,6 +185,31 @@ def test_fenced_blocks_answer_and_may_be_adopted_but_are_not_reissued():
             cache.truncate([1], [0], fence=fence) if 1 in cache.acquire_rows(0) else cache.free([1], fence=fence)
 
 
+def test_fences_are_numbered_anew_before_their_numbers_run_out(monkeypatch):
+    monkeypatch.setattr("blocktable.cache._MOST_EPOCHS", 3)
+    cache = cache_of(num_blocks=17)
+    for step in range(20):
+        filled(cache, 0, list(range(9)))
+        cache.free([0], fence=10 * step)
+        assert cache.stats()["fenced"] == 3
+        cache.retire(10 * step)
+        assert cache.stats()["fenced"] == 0
+        cache.check()
+
+
+def test_no_rows_are_a_call_too():
+    cache = cache_of()
+    assert cache.extend([], [0]).shape == (1, 0)
+    assert cache.extend([], [0], [], partial=True)[1] == 0
+    cached, slots = cache.admit([], [0], [])
+    assert (cached.shape, slots.shape) == ((0,), (1, 0))
+    assert cache.lookup([0], []).size == 0
+    cache.confirm([], [])
+    cache.truncate([], [])
+    cache.free([])
+    assert cache.commit().seq == 1
+
+
 def test_a_fork_shares_every_block_and_the_first_write_copies():
     cache = cache_of()
     before = filled(cache, 0, list(range(6)))
