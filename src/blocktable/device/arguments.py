@@ -99,11 +99,10 @@ class Sender:
         """
         if self._device.type == "cpu":
             return [None if array is None else torch.from_numpy(array) for array in host]
-        size = sum(array.size for array in host if array is not None)
         found = list(given)
-        if size == 0:
-            empty = torch.empty(0, dtype=torch.int64, device=self._device)
-            return [there if array is None else empty for there, array in zip(found, host, strict=True)]
+        if all(array is None for array in host):
+            return found
+        size = sum(array.size for array in host if array is not None)
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ArgumentError(
                 "arguments in host memory cannot be captured: a replay would not read them again",
