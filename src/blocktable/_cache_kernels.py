@@ -67,13 +67,11 @@ from blocktable._cache_layout import (
     WIDEN,
     WORDS,
     WORK,
-    piece,
-    u64,
 )
 from blocktable._cache_layout import (
     BASE as DONE,
 )
-from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i32, i64, nothing, sealed, u64
 from blocktable._kernels import (
     BAD_INDPTR,
     BAD_ROW,
@@ -117,7 +115,7 @@ UNKNOWN = np.full(2, -1, np.int32)  # the words of a token that is not known yet
 CACHE = (*TABLES, *INDEX, i64[::1], i32[::1])  # info .. dirty, meta .. store, lines, copies
 
 
-@piece(i64(sealed(i32[::1]), i64, i64, i64, i64))
+@helper(i64(sealed(i32[::1]), i64, i64, i64, i64))
 def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     """Return the first unknown of the tokens begin .. begin + count - 1 (count if none), or minus what is wrong.
 
@@ -158,7 +156,7 @@ def scan(words: I32, begin: int, count: int, per: int, stride: int) -> int:
     return first
 
 
-@piece(i64(*TABLES[:3], *LISTS, i64[::1], i32[::1], i64, i64, i64))
+@helper(i64(*TABLES[:3], *LISTS, i64[::1], i32[::1], i64, i64, i64))
 def pretend(
     info: I64,
     state: I32,
@@ -215,7 +213,7 @@ def pretend(
     return gain
 
 
-@piece(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
+@helper(nothing(i64[::1], i64[::1], i64[::1], i64, i64))
 def open_row(meta: I64, nodes: I64, lines: I64, row: int, root: int) -> None:
     """Take a row into use, empty, under a salt's root."""
     line = row * LINE_FIELDS
@@ -497,7 +495,7 @@ def confirm(
     return OK
 
 
-@piece(i64(i64[:, ::1], i32[::1], i64[::1], i64))
+@helper(i64(i64[:, ::1], i32[::1], i64[::1], i64))
 def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     """Return the least length a row may be cut to: what its windows read behind it is still there, and its state."""
     total = info[info.shape[0] - 1, ROWS]
@@ -516,7 +514,7 @@ def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     return least
 
 
-@piece(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
+@helper(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
 def reopen(
     info: I64,
     state: I32,

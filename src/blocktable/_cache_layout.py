@@ -19,18 +19,11 @@ A block with no owner is in one of three places: on the stack of free blocks (no
 idle list (it backs a node, the longest idle first), or fenced (a step or a copy may still read it).
 """
 
-import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 from numpy.typing import NDArray
 
 from blocktable._jit import i32, i64
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-u64: Any = numba.uint64
 
 I32 = NDArray[Any]
 I64 = NDArray[Any]
@@ -131,17 +124,3 @@ INDEX = (*LISTS, i64[::1], i32[::1], i32[::1])  # and nodes, buckets, store
     BAD_TOKENS,
     BAD_LIMIT,
 ) = range(101, 115)
-
-
-def piece(signature: Any) -> Callable[[F], F]:
-    """Compile a piece that only compiled loops call; cached on disk like them, since a cache has some forty of them."""
-
-    def compile_(function: F) -> F:
-        options: Any = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-        try:
-            return cast("F", numba.njit(signature, cache=True, **options)(function))
-        except (RuntimeError, OSError) as error:
-            warnings.warn(f"compiled pieces are not cached ({error})", RuntimeWarning, stacklevel=2)
-            return cast("F", numba.njit(signature, **options)(function))
-
-    return compile_

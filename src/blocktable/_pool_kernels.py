@@ -31,13 +31,12 @@ from blocktable._cache_layout import (
     RETIRED,
     SEAT,
     TARGET,
-    piece,
 )
-from blocktable._jit import compiled, i32, i64, nothing
+from blocktable._jit import compiled, helper, i32, i64, nothing
 from blocktable._prefix_kernels import unseat
 
 
-@piece(nothing(i32[::1], i64, i64))
+@helper(nothing(i32[::1], i64, i64))
 def link_before(blocks: I32, block: int, after: int) -> None:
     """Put a block in front of another one of a list."""
     before = i64(blocks[after * BLOCK_FIELDS + PREV])
@@ -47,7 +46,7 @@ def link_before(blocks: I32, block: int, after: int) -> None:
     blocks[after * BLOCK_FIELDS + PREV] = block
 
 
-@piece(nothing(i32[::1], i64))
+@helper(nothing(i32[::1], i64))
 def unlink(blocks: I32, block: int) -> None:
     """Take a block out of its list."""
     after, before = i64(blocks[block * BLOCK_FIELDS + NEXT]), i64(blocks[block * BLOCK_FIELDS + PREV])
@@ -55,7 +54,7 @@ def unlink(blocks: I32, block: int) -> None:
     blocks[after * BLOCK_FIELDS + PREV] = before
 
 
-@piece(nothing(*LISTS, i64))
+@helper(nothing(*LISTS, i64))
 def settle(meta: I64, blocks: I32, block: int) -> None:
     """Put a block that nobody holds or reads where it may be reissued from."""
     meta[PUSHED] += 1
@@ -68,7 +67,7 @@ def settle(meta: I64, blocks: I32, block: int) -> None:
         meta[FREE] += 1
 
 
-@piece(i64(*INDEX))
+@helper(i64(*INDEX))
 def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
     """Hand out a block to its first owner; the caller has made sure that there is one."""
     if meta[FREE]:
@@ -91,7 +90,7 @@ def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
     return block
 
 
-@piece(nothing(*LISTS, i64))
+@helper(nothing(*LISTS, i64))
 def adopt(meta: I64, blocks: I32, block: int) -> None:
     """Give a block one more owner; if it had none, it leaves the place where it waited."""
     at = block * BLOCK_FIELDS
@@ -108,7 +107,7 @@ def adopt(meta: I64, blocks: I32, block: int) -> None:
     blocks[at + REF] += 1
 
 
-@piece(nothing(*LISTS, i64))
+@helper(nothing(*LISTS, i64))
 def unpin(meta: I64, blocks: I32, block: int) -> None:
     """Note that one pending copy from a block is done or called off."""
     at = block * BLOCK_FIELDS
@@ -118,7 +117,7 @@ def unpin(meta: I64, blocks: I32, block: int) -> None:
         settle(meta, blocks, block)
 
 
-@piece(i64(*LISTS, i64))
+@helper(i64(*LISTS, i64))
 def at_rest(meta: I64, blocks: I32, block: int) -> int:
     """Say whether a block has no owner and nobody still reads it: 1 if it can be reissued, else 0."""
     at = block * BLOCK_FIELDS
@@ -127,7 +126,7 @@ def at_rest(meta: I64, blocks: I32, block: int) -> int:
     return 1 if blocks[at + PINS] == 0 or blocks[at + PINS] == TARGET else 0
 
 
-@piece(i64(i32[::1], i64))
+@helper(i64(i32[::1], i64))
 def source_of(copies: I32, block: int) -> int:
     """Return the source of the pending copy to a block."""
     at = 0
@@ -137,7 +136,7 @@ def source_of(copies: I32, block: int) -> int:
     return source
 
 
-@piece(nothing(*LISTS, i32[::1], i64))
+@helper(nothing(*LISTS, i32[::1], i64))
 def call_off(meta: I64, blocks: I32, copies: I32, block: int) -> None:
     """Drop the pending copy to a block whose only owner gave it back."""
     blocks[block * BLOCK_FIELDS + PINS] -= TARGET
@@ -154,7 +153,7 @@ def call_off(meta: I64, blocks: I32, copies: I32, block: int) -> None:
     unpin(meta, blocks, source)
 
 
-@piece(nothing(*LISTS, i32[::1], i64, i64))
+@helper(nothing(*LISTS, i32[::1], i64, i64))
 def release(meta: I64, blocks: I32, copies: I32, block: int, fence: int) -> None:
     """Take one owner from a block; ``fence`` (0: none) is the step that may still read it."""
     at = block * BLOCK_FIELDS

@@ -45,17 +45,15 @@ from blocktable._cache_layout import (
     SLOTS,
     UNIT,
     WORDS,
-    piece,
-    u64,
 )
-from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i32, i64, nothing, sealed, u64
 
 LOW = 0x7FFFFFFF
 STEP_A, STEP_B = 0x45D9F3B5, 0x5BD1E995
 KIDS = PIN - 1
 
 
-@piece(i64(sealed(i32[::1]), i64, i64, i64, i64, i64))
+@helper(i64(sealed(i32[::1]), i64, i64, i64, i64, i64))
 def digest(words: I32, begin: int, count: int, stride: int, serial: int, seed: int) -> int:
     """Hash ``count`` words (every ``stride``-th from ``begin``) behind a parent's serial to 31 bits.
 
@@ -77,7 +75,7 @@ def digest(words: I32, begin: int, count: int, stride: int, serial: int, seed: i
     return (a ^ ((b * STEP_A) >> 29)) & LOW
 
 
-@piece(i64(sealed(i32[::1]), i64, i64, i32[::1], i64, i64))
+@helper(i64(sealed(i32[::1]), i64, i64, i32[::1], i64, i64))
 def same(words: I32, begin: int, stride: int, store: I32, at: int, count: int) -> int:
     """Compare ``count`` words with those of a node slot."""
     differ: int = i32(0)
@@ -123,7 +121,7 @@ def give_slot(meta: I64, nodes: I64, slot: int) -> None:
     meta[SLOTS] -= 1
 
 
-@piece(i64(i64[::1], *INDEX[2:], i64, sealed(i32[::1]), i64, i64))
+@helper(i64(i64[::1], *INDEX[2:], i64, sealed(i32[::1]), i64, i64))
 def child(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, words: I32, begin: int, stride: int) -> int:
     """Return the child of a node for one unit of tokens, 0 if there is none."""
     width, count = NODE_FIELDS + meta[PARTS], meta[UNIT] * meta[WORDS]
@@ -151,7 +149,7 @@ def child(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, words: I32
     return 0
 
 
-@piece(i64(i64[::1], *INDEX[2:], i64))
+@helper(i64(i64[::1], *INDEX[2:], i64))
 def bucket_of(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> int:
     """Return the bucket that a node belongs in."""
     count = meta[UNIT] * meta[WORDS]
@@ -160,7 +158,7 @@ def bucket_of(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> int
     return digest(store, node * count, meta[UNIT], meta[WORDS], serial, meta[SEED]) & (buckets.size - 1)
 
 
-@piece(nothing(i64[::1], *INDEX[2:], i64, i64))
+@helper(nothing(i64[::1], *INDEX[2:], i64, i64))
 def plant(meta: I64, nodes: I64, buckets: I32, store: I32, parent: int, node: int) -> None:
     """Make a slot whose tokens are in the store the latest child of a parent; the one before moves to the table."""
     width = NODE_FIELDS + meta[PARTS]
@@ -179,7 +177,7 @@ def plant(meta: I64, nodes: I64, buckets: I32, store: I32, parent: int, node: in
     nodes[up + HEIRS] += 1
 
 
-@piece(nothing(i64[::1], i64[::1], i64))
+@helper(nothing(i64[::1], i64[::1], i64))
 def list_blockless(meta: I64, nodes: I64, node: int) -> None:
     """Put a node behind those that lost their blocks before it; slot 0 is both ends of that list."""
     width = NODE_FIELDS + meta[PARTS]
@@ -191,7 +189,7 @@ def list_blockless(meta: I64, nodes: I64, node: int) -> None:
     meta[BLOCKLESS] += 1
 
 
-@piece(nothing(i64[::1], i64[::1], i64))
+@helper(nothing(i64[::1], i64[::1], i64))
 def unlist_blockless(meta: I64, nodes: I64, node: int) -> None:
     """Take a node out of the list of those without a block, if it is in it."""
     width = NODE_FIELDS + meta[PARTS]
@@ -206,7 +204,7 @@ def unlist_blockless(meta: I64, nodes: I64, node: int) -> None:
     meta[BLOCKLESS] -= 1
 
 
-@piece(i64(i64[::1], i64[::1], i64))
+@helper(i64(i64[::1], i64[::1], i64))
 def backed(meta: I64, nodes: I64, node: int) -> int:
     """Say whether any block backs a node."""
     at = node * (NODE_FIELDS + meta[PARTS]) + NODE_FIELDS
@@ -216,7 +214,7 @@ def backed(meta: I64, nodes: I64, node: int) -> int:
     return 0
 
 
-@piece(nothing(i64[::1], *INDEX[2:], i64))
+@helper(nothing(i64[::1], *INDEX[2:], i64))
 def uproot(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
     """Forget a node, and the ancestors that were there for it alone."""
     width = NODE_FIELDS + meta[PARTS]
@@ -245,7 +243,7 @@ def uproot(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
         node = parent
 
 
-@piece(nothing(i64[::1], *INDEX[2:], i64))
+@helper(nothing(i64[::1], *INDEX[2:], i64))
 def bereave(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
     """Decide what becomes of a node that no block backs: gone without heirs, listed without a row."""
     at = node * (NODE_FIELDS + meta[PARTS])
@@ -261,7 +259,7 @@ def bereave(meta: I64, nodes: I64, buckets: I32, store: I32, node: int) -> None:
         uproot(meta, nodes, buckets, store, nodes[NEWER])
 
 
-@piece(nothing(*INDEX, i64))
+@helper(nothing(*INDEX, i64))
 def unseat(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, block: int) -> None:
     """Let a block back no node any more."""
     at = block * BLOCK_FIELDS
@@ -283,7 +281,7 @@ def unseat(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32, block: 
         nodes[head] = after
 
 
-@piece(nothing(*LISTS, i64[::1], i64, i64, i64))
+@helper(nothing(*LISTS, i64[::1], i64, i64, i64))
 def take_seat(meta: I64, blocks: I32, nodes: I64, node: int, part: int, block: int) -> None:
     """Let a block back a part of a node, behind those that do already."""
     at = block * BLOCK_FIELDS
@@ -303,7 +301,7 @@ def take_seat(meta: I64, blocks: I32, nodes: I64, node: int, part: int, block: i
     blocks[first * BLOCK_FIELDS + MATE_PREV] = block
 
 
-@piece(nothing(i64[::1], *INDEX[2:], i64, i64))
+@helper(nothing(i64[::1], *INDEX[2:], i64, i64))
 def go_on_from(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, before: int) -> None:
     """Let a row that went on from node ``before`` go on from ``node``; either may be 0 for none."""
     width = NODE_FIELDS + meta[PARTS]
