@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from array import array
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def compare(radix, cache, prompts):
     return hits
 
 
-@pytest.mark.parametrize("page", [1, 4, 16, 64])
+@pytest.mark.parametrize("page", [1, 4, 16])
 def test_random_prompts_hit_what_the_radix_core_hits(real, page):
     rng = random.Random(page)  # noqa: S311 - a test
     longest = 20 * page
@@ -73,16 +74,16 @@ def test_random_prompts_hit_what_the_radix_core_hits(real, page):
         texts[rng.randrange(len(texts))] = tokens
         return tokens
 
-    assert compare(Radix(real, page), cache, (prompt() for _ in range(3000))) > 1000 * page
+    assert compare(Radix(real, page), cache, (prompt() for _ in range(2000))) > 1000 * page
 
 
 def test_the_mooncake_trace_hits_what_the_radix_core_hits(real):
-    """Every prompt of the trace, each hash id one token: the core compares them as blocks of one."""
+    """The first prompts of the trace, each hash id one token: the core compares them as blocks of one."""
     path = Path(os.environ.get("BLOCKTABLE_DATA", ""), "traces", "mooncake-conversation.jsonl")
     if not os.environ.get("BLOCKTABLE_DATA") or not path.is_file():
         pytest.skip("the Mooncake trace is not here: set BLOCKTABLE_DATA to the folder that has traces/")
     with path.open() as lines:
-        prompts = [json.loads(line)["hash_ids"] for line in lines]
+        prompts = [json.loads(line)["hash_ids"] for line in islice(lines, 4000)]
     longest = max(map(len, prompts))
     cache = KVCache([plan(max_model_len=longest, block_size=1)], num_blocks=400_000, max_rows=1)
-    assert compare(Radix(real, 1), cache, prompts) > 100_000
+    assert compare(Radix(real, 1), cache, prompts) > 20_000
