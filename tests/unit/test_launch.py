@@ -209,7 +209,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str | None, says: str) 
         ("vllm bench latency --model M", "does not start a server"),
         ("vllm", "does not start a server"),
         ("python serve.py --max-model-len 9416", "does not start a server"),
-        ("python -m sglang.launch_server --model M", "does not start a server"),
+        ("python -m lmdeploy.serve --model M", "does not start a server"),
         ("docker run vllm/vllm-openai --model M", "does not start a server"),
         ("A=1", "does not start a server"),
         ("vllm serve M --max-model-len", "without its value"),

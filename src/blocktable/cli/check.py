@@ -59,8 +59,8 @@ def options(parser: ArgumentParser) -> None:
         metavar="PATH",
         help="a folder with a config.json, or that file; with --gpu it tells which backend runs where none is named",
     )
-    add("--max-model-len", metavar="TOKENS", help="the longest request; 9k is 9000, 9K is 9216")
-    add("--block-size", metavar="TOKENS", help="without it, what the release takes by itself")
+    add("--max-model-len", "--context-length", metavar="TOKENS", help="the longest request; 9k is 9000, 9K is 9216")
+    add("--block-size", "--page-size", metavar="TOKENS", help="without it, what the release takes by itself")
     add(
         "--cp-size",
         "--decode-context-parallel-size",
@@ -105,10 +105,12 @@ def command(
     answers = []
     named: list[str | None] = [*_split(backend)]
     for name in named or [line.backend]:
-        release, assumed = find_release(engine, None if words else name)
-        if words and release.engine != "vllm":
+        started = None if line.engine == "vllm" else line.engine
+        release, assumed = find_release(engine or started, None if words else name)
+        if words and release.engine != line.engine:
+            title = {"vllm": "vLLM", "sglang": "SGLang"}[line.engine]
             raise ArgumentError(
-                f"the launch line starts vLLM, not {release.engine}", remedy="give --engine vllm==VERSION"
+                f"the launch line starts {title}, not {release.engine}", remedy=f"give --engine {line.engine}==VERSION"
             )
         answer = judge(
             Launch(

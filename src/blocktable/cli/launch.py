@@ -1,4 +1,4 @@
-"""Read the command line that starts a server, as vLLM itself reads it.
+"""Read the command line that starts a server, as vLLM itself reads it; SGLang's goes to a reader of its own.
 
 Only what decides about block tables is kept; everything else is stepped over. The rules are vLLM's: underscores in a
 flag's name stand for dashes, the last of repeated flags counts, a YAML file comes before the command line, and dotted
@@ -13,45 +13,19 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from blocktable.cli.flags import insert_file, is_flag, parse_count, parse_length, read_flags
+from blocktable.cli.launch_facts import Launch, Length
+from blocktable.cli.launch_sglang import read_sglang
 from blocktable.errors import ArgumentError
 
 __all__ = ["Launch", "Length", "read_launch"]
 
-Length: TypeAlias = int | Literal["auto"] | None
-
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _WRAPPERS: Final = frozenset({"env", "exec", "nohup", "sudo", "time"})
 _CONTROL: Final = re.compile(r"[;&|<>]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What a launch line says about block tables; None where it says nothing.
-
-    ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
-    flags and files name, ``env_backend`` what the environment names, which only old releases read.
-    """
-
-    model: str | None = None
-    backend: str | None = None
-    env_backend: str | None = None
-    backend_per_kind: bool = False
-    max_model_len: Length = None
-    block_size: int | None = None
-    tensor_parallel: int = 1
-    decode_context_parallel: int = 1
-    prefill_context_parallel: int = 1
-    interleave: int = 1
-    speculative_tokens: int = 0
-    max_num_seqs: int | None = None
-    num_blocks: int | None = None
-    prefix_match_unit: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_launch(words: Sequence[str]) -> Launch:
@@ -63,6 +37,8 @@ def read_launch(words: Sequence[str]) -> Launch:
     'auto'
     """
     environment, command = _split_environment(_split_words(words))
+    if (arguments := _sglang_arguments(command)) is not None:
+        return read_sglang(arguments)
     flags = read_flags(insert_file(_server_arguments(command)))
     attention = _read_json(flags, "attention_config", "--attention-config")
     speculative = _read_json(flags, "speculative_config", "--speculative-config")
@@ -123,6 +99,16 @@ def _split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]
     return environment, []
 
 
+def _sglang_arguments(command: list[str]) -> list[str] | None:
+    """Return what follows ``sglang serve`` or SGLang's module; None for another program."""
+    program = PurePosixPath(command[0]).name if command else ""
+    if program == "sglang" and command[1:2] == ["serve"]:
+        return command[2:]
+    if re.fullmatch(r"python[\d.]*", program) and "sglang.launch_server" in command:
+        return command[command.index("sglang.launch_server") + 1 :]
+    return None
+
+
 def _server_arguments(command: list[str]) -> list[str]:
     """Return what follows ``vllm serve`` or the server's module, the model always behind a flag."""
     program = PurePosixPath(command[0]).name if command else ""
@@ -148,7 +134,8 @@ def _server_arguments(command: list[str]) -> list[str]:
     raise ArgumentError(
         f"{shown} does not start a server that this command knows",
         values={"program": program},
-        remedy="give `vllm serve MODEL …` or `python -m vllm.entrypoints.openai.api_server --model MODEL …`",
+        remedy="give `vllm serve MODEL …`, `python -m vllm.entrypoints.openai.api_server --model MODEL …`, "
+        "or `python -m sglang.launch_server --model-path MODEL …`",
     )
 
 

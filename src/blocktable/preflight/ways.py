@@ -16,10 +16,23 @@ from blocktable.preflight.launch import Launch
 __all__ = ["ways_out"]
 
 _MOST_BACKENDS = 3  # named as a way out
+_SGLANG = {
+    "--max-model-len": "--context-length",
+    "--block-size": "--page-size",
+    "--backend": "--attention-backend",
+    "--decode-context-parallel-size": "--dcp-size",
+}
 
 
 def ways_out(launch: Launch, answer: Judgement) -> Iterator[str]:
     """Yield changes to a refused launch, as its user would write them."""
+    flags = _SGLANG if launch.release.engine == "sglang" else {}
+    for way in _ways(launch, answer):
+        flag, space, value = way.partition(" ")
+        yield flags.get(flag, flag) + space + value
+
+
+def _ways(launch: Launch, answer: Judgement) -> Iterator[str]:
     launch, _ = complete(launch)
     if launch.backend is None:
         yield from _block_sizes(launch, None, launch.block_size or 0)

@@ -1,0 +1,35 @@
+"""What a launch line says, whichever engine it starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = ["Launch", "Length"]
+
+Length: TypeAlias = int | Literal["auto"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch line says about block tables; None where it says nothing.
+
+    ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
+    flags and files name, ``env_backend`` what the environment names, which only old releases read.
+    """
+
+    engine: str = "vllm"
+    model: str | None = None
+    backend: str | None = None
+    env_backend: str | None = None
+    backend_per_kind: bool = False
+    max_model_len: Length = None
+    block_size: int | None = None
+    tensor_parallel: int = 1
+    decode_context_parallel: int = 1
+    prefill_context_parallel: int = 1
+    interleave: int = 1
+    speculative_tokens: int = 0
+    max_num_seqs: int | None = None
+    num_blocks: int | None = None
+    prefix_match_unit: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)

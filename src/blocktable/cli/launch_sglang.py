@@ -1,0 +1,61 @@
+"""Read the command line that starts an SGLang server: what decides about block tables, everything else stepped over.
+
+>>> launch = read_sglang("--model-path M --attention-backend trtllm_mla --page-size=16 --context-length 9416".split())
+>>> launch.model, launch.backend, launch.block_size, launch.max_model_len
+('M', 'trtllm_mla', 16, 9416)
+"""
+
+from argparse import ArgumentError as Refused
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Final
+
+from blocktable.cli.flags import parse_count
+from blocktable.cli.launch_facts import Launch
+from blocktable.errors import ArgumentError
+
+__all__ = ["read_sglang"]
+
+_FLAGS: Final = (
+    ("--model-path", "--model"),
+    ("--context-length",),
+    ("--page-size",),
+    ("--attention-backend",),
+    ("--decode-attention-backend",),
+    ("--tp-size", "--tensor-parallel-size", "--tp"),
+    ("--dcp-size", "--decode-context-parallel-size"),
+    ("--speculative-num-draft-tokens",),
+)
+
+
+def read_sglang(arguments: Sequence[str]) -> Launch:
+    """Read what follows ``sglang serve`` or ``python -m sglang.launch_server``; the last of repeated flags counts.
+
+    The backend is that of decode steps, which read the table. Raises `ArgumentError` where SGLang would not understand it.
+    """
+    if "--config" in arguments:
+        raise ArgumentError(
+            "the launch line reads its flags from a file",
+            remedy="write those that matter on the line, without --config",
+        )
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    for names in _FLAGS:
+        parser.add_argument(*names)
+    try:
+        given, _ = parser.parse_known_args(arguments)
+    except Refused as error:
+        raise ArgumentError(f"the launch line: {error}", remedy="give the flag a value") from None
+
+    def size(value: str | None, flag: str) -> int | None:
+        return None if value is None else parse_count(value, flag)
+
+    return Launch(
+        engine="sglang",
+        model=given.model_path,
+        backend=given.decode_attention_backend or given.attention_backend,
+        max_model_len=size(given.context_length, "--context-length"),
+        block_size=size(given.page_size, "--page-size"),
+        tensor_parallel=size(given.tp_size, "--tp-size") or 1,
+        decode_context_parallel=size(given.dcp_size, "--dcp-size") or 1,
+        speculative_tokens=size(given.speculative_num_draft_tokens, "--speculative-num-draft-tokens") or 0,
+    )
