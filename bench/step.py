@@ -87,7 +87,7 @@ def check(bench: Bench, name: str, rows: int, *, main: bool) -> None:
 
 def floor(name: str, ours: Ours) -> None:
     """Print how far the step is from a loop that only reads a row and writes a slot."""
-    slots = np.empty((1, ours.rows.size), np.int64)
+    slots = np.empty((len(ours.cache.groups), ours.rows.size), np.int64)
     tables, positions = ours.cache.tables, ours.cache.lengths - 1
     side = Side("floor", lambda _i: tables.slot_mapping(ours.rows, ours.indptr, positions, out=slots), calls=64)
     print(

@@ -14,6 +14,7 @@ from blocktable._cache_layout import (
     FREE,
     GROW,
     HASHED,
+    HEIRS,
     HELD,
     HIT_TOKENS,
     I32,
@@ -32,6 +33,7 @@ from blocktable._cache_layout import (
     NODE,
     NODE_FIELDS,
     PARTS,
+    PIN,
     PINS,
     PREV,
     QUERY_TOKENS,
@@ -68,7 +70,7 @@ from blocktable._kernels import (
     touch,
 )
 from blocktable._pool_kernels import adopt, at_rest
-from blocktable._prefix_kernels import child, go_on_from, same
+from blocktable._prefix_kernels import backed, child, go_on_from, same
 from blocktable._row_kernels import TEXT, columns, dead, serve
 
 LOOKUP, MATCH, ADMIT = range(3)
@@ -112,7 +114,8 @@ def walk(
             break
         path[index] = node
         at += step
-        whole = usable = True
+        whole = True
+        usable = backed(meta, nodes, node) or nodes[node * width + HEIRS] % PIN  # else only a row keeps it
         for group in range(groups):
             dense = info[group, DENSE]
             seat = node * width + NODE_FIELDS + info[group, SEAT_BASE]
@@ -122,7 +125,7 @@ def walk(
                         whole = False
                     path[spare + group] = index * dense + part + 1
             if info[group, KIND] != FULL and dead(info, group, (index + 1) * meta[UNIT]) < path[spare + group]:
-                usable = False
+                usable = 0
         if not whole:
             break
         if usable:
