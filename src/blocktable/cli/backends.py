@@ -18,7 +18,7 @@ from blocktable.contracts import (
     resolve_engine,
 )
 from blocktable.contracts.fields import describe_sizes
-from blocktable.errors import BlockTableError, UnknownName
+from blocktable.errors import ArgumentError, BlockTableError, UnknownName
 from blocktable.preflight import Judgement, Launch, find_release, judge
 
 __all__ = ["command", "options"]
@@ -32,7 +32,7 @@ def options(parser: ArgumentParser) -> None:
         "List what each attention backend of a release demands of its block table, or explain one: its rule, what it "
         "makes of 9416 tokens in blocks of 32, its source, how the rule is known, and what bites all the same."
     )
-    parser.epilog = "exit status: 0 listed, 2 wrong usage or input"
+    parser.epilog = "exit status: 0 listed, 1 an installed engine differs from the catalogue, 2 wrong usage or input"
     add = parser.add_argument
     add("name", nargs="?", metavar="NAME", help="the backend to explain")
     add(
@@ -41,11 +41,42 @@ def options(parser: ArgumentParser) -> None:
         help="such as vllm==0.19.1; without it the newest of every engine, or of the engine that has NAME",
     )
     add("--block-size", metavar="TOKENS", help="list those that take blocks of that size, whole or split")
+    add(
+        "--installed",
+        action="store_true",
+        help="ask the vLLM installed here for every backend, and list where it differs from the catalogue",
+    )
     add("--json", dest="as_json", action="store_true", help="print one JSON array, or an object for NAME")
 
 
-def command(*, name: str | None, engine: str | None, block_size: str | None, as_json: bool) -> None:
-    """List the backends, or explain the one named."""
+def command(*, name: str | None, engine: str | None, block_size: str | None, installed: bool, as_json: bool) -> int:
+    """List the backends, or explain the one named, or hold the catalogue against what is installed."""
+    if installed:
+        return _installed(as_json=as_json)
+    _list_or_explain(name=name, engine=engine, block_size=block_size, as_json=as_json)
+    return 0
+
+
+def _installed(*, as_json: bool) -> int:
+    from blocktable.preflight.installed import interrogate  # noqa: PLC0415 - it imports an engine
+
+    found = list(interrogate())
+    if not found:
+        raise ArgumentError("no vLLM is installed here", remedy="run this with the Python that has it")
+    differ = [finding for finding in found if finding.differs]
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in found], ensure_ascii=False))  # noqa: T201 - a command's output
+        return 1 if differ else 0
+    skipped = [finding for finding in found if finding.skipped]
+    same = len(found) - len(differ) - len(skipped)
+    rows = [Row(finding.subject, finding.differs, "red") for finding in differ]
+    rows += [Row(finding.subject, f"not compared: {finding.skipped}", "yellow") for finding in skipped]
+    rows.append(Row(found[0].engine, f"{same} agree, {len(differ)} differ, {len(skipped)} not compared", "cyan"))
+    print_rows(rows)
+    return 1 if differ else 0
+
+
+def _list_or_explain(*, name: str | None, engine: str | None, block_size: str | None, as_json: bool) -> None:
     block = None if block_size is None else parse_count(block_size, "--block-size")
     if name is not None:
         _explain(name, engine, as_json=as_json)
