@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import blocktable
-from blocktable import BlockTables, Delta, Group, Replica
+from blocktable import BlockTables, Delta, Group, KVCache, Replica
 from blocktable.slots import positions
 
 PACKAGE = Path(blocktable.__file__).parent
@@ -104,6 +104,42 @@ def exercise(integer: Any) -> None:
     tables.resize(groups)
 
 
+def exercise_cache(integer: Any) -> None:
+    """Call everything that a cache offers, with arguments of one type."""
+
+    def array(*values: int) -> Any:
+        return list(values) if integer is list else np.array(values, integer)
+
+    geometry = blocktable.plan(max_model_len=32, block_size=4)
+    cache = KVCache([geometry, Group(geometry, kind="window", window=8)], num_blocks=60, max_rows=5)
+    cache.admit(array(0, 1), array(0, 5, 9), array(1, 2, 3, 4, 5, 1, 2, 3, 4), limit=array(9, 1), final=array(2, 0))
+    cache.extend(array(0), array(0, 2))
+    cache.confirm(array(0), array(7), array(0, 2), array(6, 7))
+    cache.confirm(array(0), array(7))
+    cache.extend(array(0, 1), array(0, 1, 2), array(8, 9), partial=True, final=array(7, 0))
+    cache.fork(0, 2)
+    cache.extend(array(2), array(0, 1), array(8))
+    cache.commit()
+    cache.truncate(array(0), array(7), fence=1)
+    cache.free(array(0, 2), fence=2)
+    cache.retire(2)
+    cache.lookup(array(0, 6), array(1, 2, 3, 4, 5, 6))
+    cache.match(array(3), array(0, 6), array(1, 2, 3, 4, 5, 6), salts=[b"a"])
+    with pytest.raises(blocktable.ArgumentError):
+        cache.free(array(9))
+    with pytest.raises(blocktable.OutOfBlocks):
+        cache.extend(array(1), array(0, 1), array(5), headroom=60)
+    if integer in (list, np.int64):
+        cache.admit(array(4), array(0, 5), array(2**40, 2, 3, 4, 5))  # tokens of two words from here on
+        cache.extend(array(4), array(0, 1), array(2**41))
+    cache.acquire_rows(1)
+    cache.snapshot()
+    cache.stats()
+    cache.check()
+    cache.reset_prefix()
+    cache.commit()
+
+
 def dispatchers() -> dict[str, int]:
     """Every compiled function of the package that is loaded, and how many specialisations it has."""
     return {
@@ -119,12 +155,14 @@ def dispatchers() -> dict[str, int]:
 def test_nothing_is_compiled_after_construction() -> None:
     BlockTables([blocktable.plan(max_model_len=64, block_size=8)], max_rows=1)
     Replica([blocktable.plan(max_model_len=64, block_size=8)], max_rows=1)
+    KVCache([blocktable.plan(max_model_len=64, block_size=8)], num_blocks=9, max_rows=1)
     before = dispatchers()
     assert len(before) > 10
     assert set(before.values()) == {1}
     with numba.core.event.install_recorder("numba:compile") as recorder:
         for integer in (list, np.int32, np.int64, np.uint8, np.uint64, np.int16):
             exercise(integer)
+            exercise_cache(integer)
     assert dispatchers() == before
     assert recorder.buffer == []
 
