@@ -158,7 +158,7 @@ def test_nothing_moves_and_nothing_is_allocated_per_step(kernels: str) -> None:
         assert [addresses(*size) for size in sizes] == first
     assert device.gather([0], 5) is device.gather([2], 5)
     assert len(device._stores) == 2
-    assert [buffer.shape[1] for buffer in device._slot_buffers] == [64, 300]
+    assert [buffer.shape[1] for buffer, _ in device._slot_buffers] == [64, 300]
 
 
 def test_slots_are_padded_to_the_buffers_end() -> None:

@@ -142,17 +142,22 @@ def step_fault(code: int, verb: str, scratch: Any) -> ArgumentError:
             remedy="pass the running sum of the rows' token counts, with a leading 0",
         )
     if code == BAD_PADDING:
-        return ArgumentError(
-            f"{verb}: {value} tokens do not fit padded={limit}",
-            law="L6",
-            values={"tokens": value, "padded": limit},
-            remedy="pad to at least the number of tokens",
-        )
+        return too_many(verb, value, limit)
     return ArgumentError(
         f"{verb}: rows[{index}] is {row}, the tables have rows 0..{limit - 1}",
         law="L2",
         values=values,
         remedy="pass rows within max_rows, or -1 for padding",
+    )
+
+
+def too_many(verb: str, tokens: int, padded: int) -> ArgumentError:
+    """Return the error of more tokens than the step is padded to."""
+    return ArgumentError(
+        f"{verb}: {tokens} tokens do not fit padded={padded}",
+        law="L6",
+        values={"tokens": tokens, "padded": padded},
+        remedy="pad to at least the number of tokens",
     )
 
 

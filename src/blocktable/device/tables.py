@@ -21,7 +21,7 @@ import torch
 from blocktable import _kernels as k
 from blocktable._apply import SPAN_COUNT, stage
 from blocktable.delta import Delta
-from blocktable.device.arguments import Sender, as_count, check_step, on_host, step_fault
+from blocktable.device.arguments import Sender, as_count, check_step, on_host, step_fault, too_many
 from blocktable.device.batch import Batch, Store
 from blocktable.device.layout import KERNEL_BASE, KERNEL_BLOCK
 from blocktable.device.staging import Staging
@@ -117,7 +117,7 @@ class DeviceTables:
         self._delta_staging = Staging(self.device, torch.int32)
         self._sender = Sender(self.device)
         self._stores: list[Store] = []
-        self._slot_buffers: list[Any] = []
+        self._slot_buffers: list[tuple[Any, Any]] = []
         self._counts = {"deltas": 0, "launches": 0, "entries": 0, "delta_bytes": 0}
 
     def _place(self) -> None:
@@ -148,27 +148,31 @@ class DeviceTables:
         without waiting; batches and slots show the change from the next gather on.
         """
         mirror = self._mirror
-        mirror._follow(delta)
-        spans, values = delta.spans, delta.values
-        size = spans.size + values.size
         if self.kernels == "compiled":
             mirror.apply(delta)
-        elif size:
-            buffer = self._delta_staging.fill(size)
-            mirror._take(delta, stage, spans, values, buffer)
-            sent = self._delta_staging.send(size)
-            if self._on_arrays:
-                sent = buffer
-            count = spans[:, SPAN_COUNT]
-            parts = (sent[: spans.size].reshape(-1, 6), sent[spans.size :])
-            self._do.apply(*self._tables, *parts, int(count.sum()), int(count.max()))
         else:
-            mirror._take(delta, stage, spans, values, np.zeros(0, np.int32))
+            mirror._follow(delta)
+            self._send(delta)
         counts = self._counts
         counts["deltas"] += 1
-        counts["launches"] += size > 0
-        counts["entries"] += values.size
-        counts["delta_bytes"] += 4 * size
+        counts["launches"] += delta.spans.size > 0
+        counts["entries"] += delta.values.size
+        counts["delta_bytes"] += 4 * (delta.spans.size + delta.values.size)
+
+    def _send(self, delta: Delta) -> None:
+        """Stage a delta, start its copy, and launch."""
+        spans, values = delta.spans, delta.values
+        size = spans.size + values.size
+        buffer = self._delta_staging.fill(size) if size else np.zeros(0, np.int32)
+        self._mirror._take(delta, stage, spans, values, buffer)
+        if size == 0:
+            return
+        sent = self._delta_staging.send(size)
+        if self._on_arrays:
+            sent = buffer
+        count = spans[:, SPAN_COUNT]
+        parts = (sent[: spans.size].reshape(-1, 6), sent[spans.size :])
+        self._do.apply(*self._tables, *parts, int(count.sum()), int(count.max()))
 
     def gather(self, rows: Any, padded: int, lengths: Any = None, *, out: Batch | None = None) -> Batch:
         """Fill a batch: entry i holds row rows[i] of every group in kernel blocks, -1 and whatever is past them nothing.
@@ -191,7 +195,23 @@ class DeviceTables:
         mapping; ``out`` (int64, contiguous, [groups, at least padded]) is filled and returned instead. Cost: one launch,
         one pass over the buffer per group.
         """
+        if self.kernels == "compiled":
+            return self._map_here(rows, query_start_loc, positions, as_count(padded, "padded", 0), out)
         return self._step("slot_mapping", rows, None, (query_start_loc, positions, padded, out))[1]
+
+    def _map_here(self, rows: Any, query_start_loc: Any, positions: Any, padded: int, out: Any) -> Any:
+        """Map slots by the host's loop, which looks at all its arguments itself."""
+        wanted = on_host(rows, "rows", self.device)
+        starts = on_host(query_start_loc, "query_start_loc", self.device)
+        where = on_host(positions, "positions", self.device)
+        if starts.size != wanted.size + 1:
+            _one_each("slot_mapping", "query_start_loc", starts, wanted.size + 1)
+        if starts[-1] > padded:
+            raise too_many("slot_mapping", int(starts[-1]), padded)
+        slots, flat = self._slots("slot_mapping", padded, out)
+        self._mirror._run("slot_mapping", k.slots, wanted, starts, where, self.cp_rank, flat.reshape(-1))
+        self._counts["launches"] += 1
+        return slots
 
     def prepare(
         self,
@@ -225,27 +245,25 @@ class DeviceTables:
         mirror = self._mirror
         with mirror._sole(verb):
             if host[0] is not None:
-                seen = [_NONE if array is None else array for array in host[:3]]
+                at_hand, long, cuts = (_NONE if array is None else array for array in host[:3])
                 there = 0 if positions is None else len(positions)
-                code = check_step(mirror._info, mirror._state, *seen, there, tokens)
+                code = check_step(mirror._info, mirror._state, at_hand, long, cuts, there, tokens)
                 if code != k.OK:
                     raise step_fault(code, verb, mirror._info[-1])
             batch = None if gathered is None else self._batch(verb, padded, lengths is not None, out)
-            slots = None if mapped is None else self._slots(verb, tokens, slots_out)
-            self._launch(given, host, batch, slots)
+            slots, target = (None, None) if mapped is None else self._slots(verb, tokens, slots_out)
+            self._launch(given, host, batch, target)
         return batch, slots
 
-    def _launch(self, given: Any, host: Any, batch: Batch | None, slots: Any) -> None:
+    def _launch(self, given: Any, host: Any, batch: Batch | None, target: Any) -> None:
         rows, lengths, starts, positions = host if self._on_arrays else self._sender.send(given, host)
-        buffers, target = None, slots
+        buffers = None
         if batch is not None:
             batch.has_lengths = lengths is not None
             buffers = batch._store.arrays if self._on_arrays else batch._store.tensors
-        if slots is not None and self._on_arrays:
-            target = slots.numpy()
         if batch is None:
             self._do.slots(*self._tables, rows, starts, positions, self.cp_rank, target)
-        elif slots is None:
+        elif target is None:
             self._do.gather(*self._tables, rows, lengths, self.cp_rank, buffers, batch.padded)
         else:
             common = (*self._tables, rows, lengths, self.cp_rank, buffers, batch.padded)
@@ -273,16 +291,16 @@ class DeviceTables:
             store.add_csr()
         return store.batch(padded)
 
-    def _slots(self, verb: str, padded: int, out: Any) -> Any:
-        """Return the buffer to fill: the caller's, or the smallest persistent one that is long enough."""
+    def _slots(self, verb: str, padded: int, out: Any) -> tuple[Any, Any]:
+        """Return the buffer to fill, as a tensor and as the kernels take it: the caller's, or the smallest long enough."""
         groups = len(self.shapes)
         if out is None:
             for buffer in self._slot_buffers:
-                if buffer.shape[1] >= padded:
+                if buffer[0].shape[1] >= padded:
                     return buffer
-            buffer = torch.empty((groups, padded), dtype=torch.int64, device=self.device)
-            self._slot_buffers.append(buffer)
-            return buffer
+            made = torch.empty((groups, padded), dtype=torch.int64, device=self.device)
+            self._slot_buffers.append((made, made.numpy() if self._on_arrays else made))
+            return self._slot_buffers[-1]
         right = isinstance(out, torch.Tensor) and out.dtype == torch.int64 and out.device == self.device
         if not right or out.dim() != 2 or out.shape[0] != groups or out.shape[1] < padded or not out.is_contiguous():
             shape = tuple(getattr(out, "shape", ()))
@@ -293,7 +311,7 @@ class DeviceTables:
                 values={"groups": groups, "padded": padded, "shape": shape},
                 remedy="leave out away, or make it with torch.empty(shape, dtype=torch.int64, device=device)",
             )
-        return out
+        return out, out.numpy() if self._on_arrays else out
 
     def _new_store(self, capacity: int) -> Store:
         return Store(self.shapes, self._geometries, self._num_blocks, capacity, self.device)
