@@ -61,7 +61,7 @@ def _rows(data: Catalogue, names: Iterable[str], version: Version) -> str:
     return _table(
         header,
         (
-            _row(_resolved(record, version), record.only_head_sizes, record.evidence(version))
+            _row(_resolved(record, version), _only(record), record.evidence(version))
             for name in names
             for record in data.records[name]
             if record.speaks_for(version)
@@ -78,8 +78,13 @@ def _resolved(record: Record, version: Version) -> Contract:
     return get_contract(contract.name, engine=contract.engine, version=str(version), hardware=hardware)
 
 
-def _row(contract: Contract, only: tuple[int, ...], evidence: str) -> tuple[str, ...]:
-    heads = f"only {_list(only)}" if only else _list(contract.head_sizes) or "any"
+def _only(record: Record) -> str:
+    grouped = {True: ", only grouped queries", False: ", no grouped queries", None: ""}[record.only_grouped]
+    return (f"only {_list(record.only_head_sizes)}" if record.only_head_sizes else "") + grouped
+
+
+def _row(contract: Contract, only: str, evidence: str) -> tuple[str, ...]:
+    heads = (_list(contract.head_sizes) or "any") + only if not only.startswith("only") else only
     if contract.max_head_size:
         heads = f"up to {contract.max_head_size}"
     sizes = describe_sizes(contract.kernel_block_sizes)

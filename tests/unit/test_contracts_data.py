@@ -236,3 +236,24 @@ def test_every_row_names_its_source_and_its_date():
     ]
     assert len(rows) > 120
     assert all(row.source and row.date for row in rows)
+
+
+def test_flashinfer_widens_its_blocks_for_grouped_queries_on_blackwell():
+    wide = (16, 32, 64, 128, 256, 512, 1024)
+    for version, hardware, grouped, sizes, wrong in (
+        ("0.32.0", "10.0", True, wide, False),
+        ("0.32.0", "10.0", False, wide[:3], False),
+        ("0.32.0", "10.0", None, wide[:3], False),
+        ("0.32.0", "9.0", True, wide[:3], False),
+        ("0.26.0", "10.3", True, wide, True),
+        ("0.26.0", "10.3", False, wide[:3], False),
+        ("0.26.0", "10.3", None, wide[:3], True),  # nobody said that it is not grouped
+        ("0.26.0", "9.0", True, wide[:3], False),
+        ("0.23.0", "10.0", True, wide[:3], False),
+    ):
+        contract = get_contract("FLASHINFER", engine="vllm", version=version, hardware=hardware, grouped=grouped)
+        assert (contract.kernel_block_sizes, contract.answers_wrongly(256)) == (sizes, wrong), (
+            version,
+            hardware,
+            grouped,
+        )

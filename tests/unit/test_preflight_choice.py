@@ -216,3 +216,29 @@ def test_the_length_is_the_models_own(model: Any) -> None:
     answer = judge(launch)
     assert (answer.verdict, answer.width) == ("accepted", 512)
     assert "8192" in answer.assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "kv_heads", "code", "kernel"),
+    [
+        ("0.32.0", "b200", 8, 0, 256),
+        ("0.32.0", "b200", 32, 0, 64),
+        ("0.26.0", "b200", 8, 1, None),  # FlashInfer issue 4347
+        ("0.26.0", "b200", 32, 0, 64),
+        ("0.26.0", "h100", 8, 0, 64),
+    ],
+)
+def test_pages_of_flashinfer_follow_the_gpu_and_the_heads(
+    version: str,
+    gpu: str,
+    kv_heads: int,
+    code: int,
+    kernel: int | None,
+    model: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model({**LLAMA, "num_key_value_heads": kv_heads})
+    line = f"--engine vllm=={version} --gpu {gpu} --model {tmp_path} --backend FLASHINFER --block-size 256"
+    answer = Answer(line, capsys)
+    assert (answer.code, answer.json["kernel_block_size"]) == (code, kernel)

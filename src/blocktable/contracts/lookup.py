@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["get_contract", "list_contracts"]
 
-Facts: TypeAlias = tuple[str | None, int | None]
-"""Compute capability and head size, as far as they are known."""
+Facts: TypeAlias = tuple[str | None, int | None, bool | None]
+"""Compute capability, head size and grouped queries, as far as they are known."""
 
 _DEFAULT_HARDWARE = "10.0"
 _WEAKNESS = ("run", "read", "inferred", "carried")
@@ -39,6 +39,7 @@ def get_contract(
     version: str | None = None,
     hardware: str | None = None,
     head_size: int | None = None,
+    grouped: bool | None = None,
     companions: Mapping[str, str] | None = None,
 ) -> Contract:
     """Return what a backend demands, in the release asked for (the newest known one without a version).
@@ -49,8 +50,9 @@ def get_contract(
         ``"NAME"``, ``"engine:NAME"`` or ``"engine:NAME@version"``; aliases and any case are understood.
     hardware
         A compute capability such as ``"10.0"``, which is also what is taken where rules differ by it and none is given.
-    head_size
-        The model's, where a kernel has a rule of its own for some head sizes; without it the rule for the others.
+    head_size, grouped
+        The model's head size, and whether several queries of a rank share a key: where a kernel has a rule of its own for
+        some models; without them the rule for the others.
     companions
         Versions of kernel packages to judge by, such as ``{"flashinfer": "0.6.15"}``, in place of those that the
         release requires.
@@ -67,7 +69,9 @@ def get_contract(
     for contract in _matching(registered(), backend, engine, version):
         return contract
     try:
-        return _from_catalogue(backend, engine, version, (hardware, head_size), tuple((companions or {}).items()))
+        return _from_catalogue(
+            backend, engine, version, (hardware, head_size, grouped), tuple((companions or {}).items())
+        )
     except UnknownName as error:
         contracts, problems = plugin_contracts()
         for contract in _matching(contracts, backend, engine, version):
@@ -87,7 +91,7 @@ def list_contracts(
     """
     engines = known_engines() if engine is None else (engine_name(engine),)
     found = [
-        _build(catalogue(one), name, release(one, version), (hardware, None), ())
+        _build(catalogue(one), name, release(one, version), (hardware, None, None), ())
         for one in engines
         for name in release(one, version).backends
         if name in catalogue(one).records
@@ -228,14 +232,17 @@ def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]
     return list(data.records[name])
 
 
-def _for_facts(every: list["Record"], hardware: str | None, head_size: int | None, name: str) -> "Record":
+def _for_facts(
+    every: list["Record"], hardware: str | None, head_size: int | None, grouped: bool | None, name: str
+) -> "Record":
     special = [
         record
         for record in every
-        if head_size in record.only_head_sizes
+        if record.special
+        and record.suits(head_size, grouped)
         and any(runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
     ]
-    records = special or [record for record in every if not record.only_head_sizes]
+    records = special or [record for record in every if not record.special]
     if len(records) == 1:
         return records[0]
     for record in records:

@@ -58,6 +58,7 @@ class Launch:
             version=release.version or None,
             hardware=hardware,
             head_size=self.model.head_size if self.model else None,
+            grouped=self.model.grouped(self.tensor_parallel) if self.model else None,
             companions=self.kernels,
         )
 

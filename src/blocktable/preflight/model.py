@@ -34,6 +34,10 @@ class Model:
     state: bool = False
     max_model_len: int | None = None
 
+    def grouped(self, ranks: int) -> bool:
+        """Whether several queries of one of so many tensor-parallel ranks share a key; keys are repeated, never split."""
+        return self.heads // ranks // max(1, self.kv_heads // ranks) > 1
+
 
 def read_model(path: str | Path) -> Model:
     """Read a folder with a ``config.json``, or such a file; raises `ArgumentError` for what is no text model's.
