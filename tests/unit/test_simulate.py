@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blocktable._cache_layout import FREE
+from blocktable._prompts import Prompts
 from blocktable.errors import ArgumentError, BlockTableError, ContractError, LawBroken, NeverFits
 from blocktable.geometry import Geometry, plan
 from blocktable.simulate import Simulation, Summary
 from blocktable.traces import Trace, read_trace, synthetic
 
 
-def trace_of(*requests: tuple[float, int, int]) -> Trace:
-    """Return a trace of (seconds, prompt, output)."""
+def trace_of(*requests: tuple[float, int, int], ids: list[list[int]] | None = None) -> Trace:
+    """Return a trace of (seconds, prompt, output), with the hash ids of each."""
     arrival, prompt, output = (np.array(column) for column in zip(*requests, strict=True))
-    nothing = np.zeros(len(requests) + 1, np.int64)
-    return Trace(arrival.astype(float), prompt, output, np.arange(1, len(requests) + 1), nothing, np.zeros(0, np.int64))
+    ids = ids or [[]] * len(requests)
+    indptr, hashes = np.cumsum([0, *map(len, ids)]), np.array([i for one in ids for i in one], np.int64)
+    return Trace(arrival.astype(float), prompt, output, np.arange(1, len(requests) + 1), indptr, hashes)
 
 
 def simulation(trace: Trace, *, longest: int = 16, block: int = 4, **limits: Any) -> Simulation:
@@ -32,7 +35,7 @@ def test_one_request_step_by_step() -> None:
     blocks = []
     while not run.done:
         run.step()
-        blocks.append(run._rows.pool.num_held)
+        blocks.append(run._cache.stats()["held"])
     assert blocks == [2, 3, 3, 3, 0]  # the last step computes position 12 in a fourth block, and ends the request
     summary = run.summary()
     assert (summary.steps, summary.computed_tokens, summary.output_tokens) == (5, 13, 4)
@@ -76,7 +79,7 @@ def test_the_youngest_is_preempted_and_computes_its_prompt_and_output_again() ->
     run.step()
     run.step()
     assert run.summary().preemptions == 1
-    assert run._rows.tables.tables[0].num_blocks.tolist() == [2, 0, 0, 0]
+    assert run._cache.tables.tables[0].num_blocks.tolist() == [2, 0, 0, 0]
     summary = run.run()
     assert summary.preemptions == 1
     assert summary.recomputed_tokens == 4
@@ -158,13 +161,75 @@ def test_the_same_seed_gives_the_same_counts() -> None:
     assert first.kernel_checks == first.steps
 
 
-def test_a_step_appends_once_and_inside_a_block_not_at_all() -> None:
+def test_a_step_extends_all_decodes_at_once() -> None:
     run = simulation(trace_of(*[(0.0, 1, 16)] * 4), longest=17, num_blocks=99)
     calls = []
-    append = run._rows.tables.append
-    run._rows.tables.append = lambda *arguments: (calls.append(run.steps), append(*arguments))  # type: ignore[method-assign]
+    extend = run._cache.extend
+    run._cache.extend = lambda *arguments: (calls.append(len(arguments[0])), extend(*arguments))[1]  # type: ignore[func-returns-value, method-assign]
     run.run()
-    assert calls == [0, 4, 8, 12]
+    assert calls == [4] * 15
+
+
+SHARED = [[7], [7], [8], [7]]
+
+
+def test_a_prompt_that_begins_like_another_computes_only_the_rest() -> None:
+    """Two whole blocks of the first prompt's nine tokens serve the second; the third begins otherwise."""
+    trace = trace_of((0.0, 9, 1), (1.0, 11, 1), (2.0, 9, 1), (3.0, 8, 1), ids=SHARED)
+    summary = simulation(trace, num_blocks=99, token_budget=64).run()
+    assert (summary.prefix_hit_tokens, summary.prefix_query_tokens) == (8 + 4, 9 + 11 + 9 + 8)
+    assert summary.computed_tokens == summary.prefix_query_tokens - summary.prefix_hit_tokens
+    assert summary.evictions == 0
+    off = simulation(trace, num_blocks=99, token_budget=64, prefix_cache=False).run()
+    assert (off.computed_tokens, off.prefix_hit_tokens, off.prefix_query_tokens) == (37, 0, 0)
+
+
+def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
+    run = simulation(trace_of((0.0, 9, 2), (0.0, 9, 2), ids=[[7], [7]]), token_budget=64)
+    run.step()
+    assert run.summary().prefix_hit_tokens == 8
+    table = run._cache.tables.tables[0].array
+    assert table[0, :2].tolist() == table[1, :2].tolist()
+    assert run.run().mean_wasted_tokens == (3 + 3 + 2 + 2) / 2  # a block held twice is counted once
+
+
+def test_the_longest_idle_prefix_is_evicted() -> None:
+    """Four usable blocks: the first prompt leaves two cached, the second takes the two free ones and evicts one of those."""
+    trace = trace_of((0.0, 8, 1), (1.0, 12, 1), (2.0, 8, 1), ids=[[7], [8], [7]])
+    summary = simulation(trace, num_blocks=5, token_budget=64).run()
+    assert (summary.prefix_hit_tokens, summary.evictions) == (4, 2)
+
+
+def test_who_was_preempted_finds_what_it_had_computed() -> None:
+    """As without a cache, but the block of the preempted request is still there when it comes back."""
+    trace = trace_of((0.0, 4, 3), (0.0, 4, 3))
+    summary = simulation(trace, longest=12, num_blocks=5, prefix_cache=True).run()
+    assert summary.preemptions == 0
+    summary = simulation(trace, longest=12, num_blocks=4, prefix_cache=True).run()
+    assert (summary.preemptions, summary.recomputed_tokens, summary.prefix_hit_tokens) == (1, 0, 4)
+    assert summary.computed_tokens == 2 * 6
+
+
+def test_nothing_is_shared_that_the_trace_does_not_say() -> None:
+    trace = trace_of((0.0, 9, 3), (1.0, 9, 3))
+    assert not simulation(trace).prefix_cache
+    summary = simulation(trace, num_blocks=99, prefix_cache=True).run()
+    assert (summary.prefix_hit_tokens, summary.prefix_query_tokens) == (0, 18)
+
+
+def test_a_hash_id_is_512_tokens_and_what_none_covers_is_the_requests_own() -> None:
+    ids = [[5, 2**63 - 1], [5, 5], [2**63 - 1], [5, 9, 9, 9]]
+    prompts = Prompts(trace_of((0.0, 1000, 9), (0.0, 1500, 9), (0.0, 3, 9), (0.0, 514, 9), ids=ids))
+    first, second, third, fourth = (prompts.tokens(i, n) for i, n in enumerate([1002, 1501, 5, 514]))
+    assert len(set(first[:1000].tolist())) == 1000
+    assert first[:512].tolist() == second[:512].tolist() == second[512:1024].tolist() == fourth[:512].tolist()
+    assert first[512:515].tolist() == third[:3].tolist()
+    assert (first[1000:] == prompts.own(0)).all()
+    assert (second[1024:] == prompts.own(1)).all()
+    assert third[3:].tolist() == [prompts.own(2)] * 2
+    assert len({int(first[512]), int(fourth[512]), *map(prompts.own, range(4))}) == 6
+    assert first.size == 1002
+    assert prompts.tokens(0, 600).tolist() == first[:600].tolist()
 
 
 def test_progress_is_told_after_every_step() -> None:
@@ -174,36 +239,43 @@ def test_progress_is_told_after_every_step() -> None:
     assert seen == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)]
 
 
-def wrong_slot(run: Simulation, change: Callable[[Any], None]) -> None:
-    right = run._rows.tables.slot_mapping
+def slot_off_by_one(run: Simulation) -> None:
+    right = run._cache.admit
 
     def wrong(*arguments: Any, **named: Any) -> Any:
-        slots = right(*arguments, **named)
-        change(slots[0])
-        return slots
+        cached, slots = right(*arguments, **named)
+        slots[0, 0] += 1
+        return cached, slots
 
-    run._rows.tables.slot_mapping = wrong  # type: ignore[method-assign]
-
-
-def slot_off_by_one(run: Simulation) -> None:
-    wrong_slot(run, lambda slots: slots.__setitem__(0, slots[0] + 1))
+    run._cache.admit = wrong  # type: ignore[method-assign]
 
 
 def slot_in_the_padding(run: Simulation) -> None:
-    wrong_slot(run, lambda slots: slots.__setitem__(-1, 0))
+    assert run._laws is not None
+    replica = run._laws._replica
+    right = replica.slot_mapping
+
+    def wrong(*arguments: Any, **named: Any) -> Any:
+        slots = right(*arguments, **named)
+        slots[0, -1] = 0
+        return slots
+
+    replica.slot_mapping = wrong  # type: ignore[method-assign]
 
 
 def block_of_two_rows(run: Simulation) -> None:
-    right = run._rows.pool.allocate
-    run._rows.pool.allocate = lambda n: np.minimum(right(n), 1)  # type: ignore[method-assign]
+    """Let the second row begin in the first one's block, on the host and on the way to the replica."""
+    right, width = run._cache.commit, run.geometry.width
+
+    def wrong() -> Any:
+        run._cache.tables._entries[width] = run._cache.tables._entries[0]
+        return right()
+
+    run._cache.commit = wrong  # type: ignore[method-assign]
 
 
 def leaked_block(run: Simulation) -> None:
-    run._rows.pool.allocate(1)
-
-
-def lost_free_block(run: Simulation) -> None:
-    run._rows.pool._num_free -= 1
+    run._cache._meta[FREE] -= 1
 
 
 def stale_replica(run: Simulation) -> None:
@@ -212,34 +284,52 @@ def stale_replica(run: Simulation) -> None:
 
 
 def stale_tail(run: Simulation) -> None:
-    run._rows.tables._entries[-1] = run._rows.tables._sent[-1] = 7
+    run._cache.tables._entries[-1] = run._cache.tables._sent[-1] = 7
 
 
-@pytest.mark.parametrize(
-    ("plant", "law"),
-    [
-        (slot_off_by_one, "L7"),
-        (slot_in_the_padding, "L6"),
-        (block_of_two_rows, "L9"),
-        (leaked_block, "L9"),
-        (lost_free_block, "L9"),
-        (stale_replica, "L11"),
-        (stale_tail, "L4"),
-    ],
-)
-def test_a_planted_fault_breaks_its_law_at_the_step_it_shows(plant: Callable[[Simulation], None], law: str) -> None:
+FAULTS = [
+    (slot_off_by_one, "L7", "L7"),
+    (slot_in_the_padding, "L6", "L6"),
+    (block_of_two_rows, "L3", "L8"),
+    (leaked_block, "L9", "L9"),
+    (stale_replica, "L11", "L11"),
+    (stale_tail, "L4", "L4"),
+]
+
+
+@pytest.mark.parametrize("audited", [True, False])
+@pytest.mark.parametrize(("plant", "audit", "law"), FAULTS)
+def test_a_planted_fault_breaks_its_law_at_the_step_it_shows(
+    plant: Callable[[Simulation], None], audit: str, law: str, *, audited: bool
+) -> None:
+    """Also at the steps at which the cache does not recount itself."""
     run = simulation(trace_of((0.0, 3, 9), (0.0, 3, 9)))
+    assert run._laws is not None
+    if not audited:
+        run._laws.checks, run._laws._every = 1, 1000
     plant(run)
     with pytest.raises(LawBroken) as caught:
         run.run()
-    assert caught.value.law == law
+    assert caught.value.law == (audit if audited else law)
     assert run.steps <= 1
 
 
+def test_a_small_pool_is_recounted_at_every_step_and_a_large_one_now_and_then() -> None:
+    for num_blocks, expected in (9, 5), (64, 5), (65, 3), (999, 1):
+        run, audits = simulation(trace_of((0.0, 3, 5)), num_blocks=num_blocks), []
+        check = run._cache.check
+        run._cache.check = lambda check=check, audits=audits: audits.append(check())  # type: ignore[misc, method-assign, func-returns-value]
+        run.run()
+        assert len(audits) == expected
+
+
 def test_two_tokens_of_one_slot_break_l7(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only blocks held twice could do it, which L9 sees first; so that check is taken away here."""
-    monkeypatch.setattr("blocktable.simulate._check_owners", lambda *_: None)
+    """Only blocks written by two rows could do it, which L8 sees first; so that check is taken away here."""
+    monkeypatch.setattr("blocktable._simulate_laws._check_writers", lambda *_: None)
+    monkeypatch.setattr("blocktable._simulate_laws._check_conservation", lambda *_: None)
     run = simulation(trace_of((0.0, 3, 9), (0.0, 3, 9)))
+    assert run._laws is not None
+    run._laws.checks, run._laws._every = 1, 1000
     block_of_two_rows(run)
     with pytest.raises(LawBroken, match="share slot") as caught:
         run.run()
@@ -285,10 +375,13 @@ def run_whole(trace: Trace, *, longest: int, **limits: Any) -> Summary:
     summary = run.run()
     assert (summary.finished, summary.refused) == (len(trace), 0)
     assert summary.output_tokens == int(trace.output_length.sum())
-    assert (
-        summary.computed_tokens == int((trace.input_length + trace.output_length - 1).sum()) + summary.recomputed_tokens
-    )
-    assert run._rows.pool.num_free == limits["num_blocks"] - 1
+    cells = int((trace.input_length + trace.output_length - 1).sum())
+    if run.prefix_cache:
+        assert cells - summary.prefix_hit_tokens <= summary.computed_tokens < cells
+    else:
+        assert summary.computed_tokens == cells + summary.recomputed_tokens
+    stats = run._cache.stats()
+    assert stats["free"] + stats["cached"] == limits["num_blocks"] - 1
     assert summary.peak_blocks <= limits["num_blocks"] - 1
     assert summary.kernel_checks == summary.steps
     assert summary.changed_entries < summary.full_copy_entries / 100
@@ -296,8 +389,14 @@ def run_whole(trace: Trace, *, longest: int, **limits: Any) -> Summary:
 
 
 def test_the_start_of_the_mooncake_trace() -> None:
-    summary = run_whole(public_trace("mooncake-conversation.jsonl").first(300), longest=131072, num_blocks=8192)
-    assert summary.preemptions > 0
+    trace = public_trace("mooncake-conversation.jsonl").first(300)
+    off, lru, roomy = (
+        run_whole(trace, longest=131072, num_blocks=num_blocks, prefix_cache=on)
+        for num_blocks, on in ((8192, False), (8192, True), (300_000, True))
+    )
+    assert off.preemptions > 0
+    assert off.prefix_hit_tokens == 0 < lru.prefix_hit_tokens < roomy.prefix_hit_tokens
+    assert roomy.evictions == 0 < lru.evictions
 
 
 def test_the_start_of_the_azure_trace() -> None:
@@ -305,10 +404,15 @@ def test_the_start_of_the_azure_trace() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("check", [False, True])
-def test_the_whole_mooncake_trace(check: bool) -> None:
+@pytest.mark.parametrize(("prefix_cache", "check"), [(False, False), (True, False), (True, True)])
+def test_the_whole_mooncake_trace(prefix_cache: bool, check: bool) -> None:
     summary = run_whole(
-        public_trace("mooncake-conversation.jsonl"), longest=131072, num_blocks=16385, max_rows=128, check=check
+        public_trace("mooncake-conversation.jsonl"),
+        longest=131072,
+        num_blocks=16385,
+        max_rows=128,
+        prefix_cache=prefix_cache,
+        check=check,
     )
     assert summary.finished == 12031
 

@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from blocktable._cache_layout import FREE
 from blocktable.cli.simulate import command
 from blocktable.simulate import Simulation
 
@@ -28,6 +29,8 @@ FIELDS = {
     "full_copy_entries",
     "prefix_hit_tokens",
     "prefix_query_tokens",
+    "evictions",
+    "prefix_cache",
 }
 SMALL = ["--max-model-len", "256", "--block-size", "16", "--num-blocks", "40", "--max-rows", "8"]
 
@@ -49,9 +52,9 @@ class Result:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Callable[..., str]:
-    def write(*lengths: tuple[int, int], bad: int = 0) -> str:
+    def write(*lengths: tuple[int, int], bad: int = 0, ids: tuple[int, ...] = ()) -> str:
         lines = [
-            json.dumps({"timestamp": 1000 * i, "input_length": prompt, "output_length": output})
+            json.dumps({"timestamp": 1000 * i, "input_length": prompt, "output_length": output, "hash_ids": ids})
             for i, (prompt, output) in enumerate(lengths)
         ]
         lines[1:1] = ["no request"] * bad
@@ -103,6 +106,7 @@ def test_plain_text_is_neither_coloured_wrapped_nor_cut(
         "refused",
         "steps",
         "tokens",
+        "prefixes",
         "preemptions",
         "blocks",
         "wasted",
@@ -125,6 +129,22 @@ def test_the_backend_decides_the_columns_and_is_asked_at_every_step() -> None:
     result = Result("--max-model-len", "9416", "--backend", "FLASHINFER_MLA", "--limit", "3")
     assert result.status == 0
     assert "tables of 296 columns accepted by FLASHINFER_MLA" in result.out
+
+
+def test_prefixes_are_cached_where_the_trace_says_which_or_where_asked(trace: Callable[..., str]) -> None:
+    """16 of the second prompt's 20 tokens are a whole block of the first; `off` and traces without ids count nothing."""
+    shared = trace((20, 2), (20, 2), ids=(7,))
+    facts = Result(shared, *SMALL, "--json", "--check").facts
+    assert (facts["prefix_cache"], facts["prefix_hit_tokens"], facts["prefix_query_tokens"]) == ("lru", 16, 40)
+    out = Result(shared, *SMALL, "--prefix-cache", "lru").out
+    assert "prefixes     40.0 % hit, 16 of 40 tokens; 0 cached blocks evicted" in out
+    off = Result(shared, *SMALL, "--json", "--prefix-cache", "off").facts
+    assert (off["prefix_cache"], off["prefix_hit_tokens"], off["prefix_query_tokens"]) == ("off", 0, 0)
+    alone = trace((20, 2), (20, 2))
+    assert Result(alone, *SMALL, "--json").facts["prefix_cache"] == "off"
+    assert "prefixes     not cached" in Result(alone, *SMALL).out
+    facts = Result(alone, *SMALL, "--json", "--prefix-cache", "lru").facts
+    assert (facts["prefix_hit_tokens"], facts["prefix_query_tokens"]) == (0, 40)
 
 
 def test_bad_lines_are_named_and_counted(trace: Callable[..., str]) -> None:
@@ -157,6 +177,7 @@ def test_bad_lines_are_named_and_counted(trace: Callable[..., str]) -> None:
         (["--token-budget", "0"], "token-budget"),
         (["--limit", "0"], "limit"),
         (["--seed", "-1"], "seed"),
+        (["--prefix-cache", "fifo"], "prefix-cache"),
         (["--step-ms", "0"], "step_ms"),
         (["--step-ms", "nan"], "step_ms"),
         (["--step-ms", "soon"], "step-ms"),
@@ -192,7 +213,7 @@ def fail_at(step: int, failure: Callable[[Simulation], object], monkeypatch: pyt
 
 
 def test_a_broken_law_exits_1_with_the_law_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at(5, lambda run: run._rows.pool.allocate(1), monkeypatch)
+    fail_at(5, lambda run: run._cache._meta.__setitem__(FREE, 0), monkeypatch)
     result = Result(*SMALL, "--limit", "9", "--check", "--json")
     assert result.status == 1
     assert "finding at step 6: " in result.err

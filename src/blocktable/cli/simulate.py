@@ -1,10 +1,11 @@
-"""`blocktable simulate`: replay an hour of traffic through block tables, and say what the pool and the kernel saw."""
+"""`blocktable simulate`: replay an hour of traffic through a KV cache, and say what the pool and the kernel saw."""
 
 import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -24,6 +25,13 @@ ASSUMED_MODEL_LEN = 131072  # tokens
 ASSUMED_POOL = 524288  # tokens, some 36 GB of an 8B model or of DeepSeek's latent cache at 16 bits
 SHOWN = 10  # line numbers in a message
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class PrefixCache(StrEnum):
+    """Whether what was computed stays for later prompts: not at all, or until its block is the longest idle."""
+
+    OFF = "off"
+    LRU = "lru"
 
 
 def command(
@@ -55,6 +63,13 @@ def command(
         typer.Option(help="A kernel that checks the tables at every step, such as FLASHINFER_MLA; may be repeated."),
     ] = None,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens that a step computes at most.")] = 8192,
+    prefix_cache: Annotated[
+        PrefixCache | None,
+        typer.Option(
+            help="Keep what was computed for prompts that begin alike; the longest idle block goes first.",
+            show_default="lru where the trace has hash ids, else off",
+        ),
+    ] = None,
     step_ms: Annotated[float, typer.Option(help="Simulated milliseconds per step.")] = 30.0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first so many requests.", show_default=False)
@@ -63,9 +78,9 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Verify the laws at every step.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Drive a trace of requests through block tables by continuous batching, without a model.
+    """Drive a trace of requests through a KV cache by continuous batching, without a model.
 
-    Every step ends as an engine's does: the changed entries are committed, the slots mapped, and the kernel asked
+    Every step ends as an engine's does: the slots are there, the changed entries are committed, and the kernel is asked
     whether it accepts the table. Exit status: 0 done, 1 a law broken or a table refused, 2 wrong usage or input, 130
     interrupted, with the counts so far.
     """
@@ -79,6 +94,7 @@ def command(
             max_rows=max_rows,
             token_budget=token_budget,
             step_ms=step_ms,
+            prefix_cache=None if prefix_cache is None else prefix_cache is PrefixCache.LRU,
             check=check,
         )
     except (BlockTableError, OSError, MemoryError) as error:
@@ -202,6 +218,7 @@ def _facts(simulation: "Simulation", trace: "Trace", *, finding: str, interrupte
         "num_blocks": simulation.num_blocks,
         "max_rows": simulation.max_rows,
         "token_budget": simulation.token_budget,
+        "prefix_cache": PrefixCache.LRU if simulation.prefix_cache else PrefixCache.OFF,
     }
 
 
@@ -226,6 +243,7 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
     lines += [
         ("steps", f"{steps:,} in {facts['simulated_seconds']:,} simulated s, {facts['us_per_step']:.0f} µs each here"),
         ("tokens", f"{facts['computed_tokens']:,} computed, {again}; {facts['output_tokens']:,} generated"),
+        ("prefixes", _prefix_line(facts)),
         ("preemptions", f"{facts['preemptions']:,}"),
         ("blocks", f"{peak}, {mean} of {usable:,}"),
         ("wasted", f"{wasted}, {_percent(facts['mean_wasted_tokens'], held)} of what is held"),
@@ -235,6 +253,13 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
     if facts["law_checks"]:
         lines.append(("laws", f"verified at {facts['law_checks']:,} steps"))
     return lines
+
+
+def _prefix_line(facts: dict[str, Any]) -> str:
+    if facts["prefix_cache"] == PrefixCache.OFF:
+        return "not cached"
+    hit, query = facts["prefix_hit_tokens"], facts["prefix_query_tokens"]
+    return f"{_percent(hit, query)} hit, {hit:,} of {query:,} tokens; {facts['evictions']:,} cached blocks evicted"
 
 
 def _kernel_line(facts: dict[str, Any], geometry: "Geometry") -> str:
