@@ -99,7 +99,8 @@ class KVCache:
         self.max_rows = self.tables.max_rows
         self._busy = self.tables._busy
         parts = self._describe_groups()
-        slots = self.num_blocks // max(parts, 1) + self.max_rows + 64
+        # A node per block, and the drafts of a large step: more are made room for when a call finds them short.
+        slots = self.num_blocks // parts + 2 * self.max_rows + 64 + 2**17 // plan.unit
         meta = np.zeros(c.META_FIELDS, np.int64)
         meta[c.NUM_BLOCKS] = meta[c.BLOCKLESS_MOST] = self.num_blocks
         meta[c.FREE], meta[c.FRESH], meta[c.SLOT_FRESH] = self.num_blocks - 1, 1, 1

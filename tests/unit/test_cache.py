@@ -349,10 +349,10 @@ def test_salts_are_fixed_by_opening():
 
 def test_thousands_of_salts_leave_nothing_behind():
     cache = cache_of(num_blocks=17)
-    for n in range(2000):
+    for n in range(400):
         cache.extend([0], [0, 9], np.arange(9), salts=[str(n).encode()])
         cache.free([0])
-    assert len(cache._roots) < 300
+    assert len(cache._roots) < 150
     cache.check()
 
 
@@ -445,15 +445,33 @@ def test_acquire_rows_proposes_the_lowest_unused():
 
 
 def test_growing_the_index_keeps_it():
-    cache = cache_of(num_blocks=17, max_rows=1)
-    cache.extend([0], [0, 30], np.arange(30))
-    big = KVCache([blocktable.plan(max_model_len=400, block_size=1)], num_blocks=420, max_rows=40)
-    big.extend([0], [0, 200], np.arange(200), final=[0])
-    for into in range(1, 40):
-        big.fork(0, into)
-    big.confirm(list(range(40)), [200] * 40)
-    assert hit(big, list(range(200))) == 199
-    big.check()
+    cache = KVCache([blocktable.plan(max_model_len=400, block_size=1)], num_blocks=420, max_rows=9)
+    core = list(cache._core)
+    core[6], core[8], core[10] = core[6][: 9 * 8].copy(), core[8][:8].copy(), core[10][:3].copy()
+    cache._core = tuple(core)  # room for eight nodes and one copy
+    cache.extend([0], [0, 100], np.arange(100), final=[0])
+    for into in range(1, 9):
+        cache.fork(0, into)
+    cache.confirm(list(range(9)), [100] * 9)
+    assert hit(cache, list(range(100))) == 99
+    cache.free([8])
+    cached, _ = cache.admit([8], [0, 150], [*range(70), *range(200, 280)])
+    assert cached[0] == 70
+    cache.truncate([8], [30])
+    cache.check()
+
+
+def test_copies_find_room():
+    cache = cache_of(max_rows=4, num_blocks=64)
+    core = list(cache._core)
+    core[10] = core[10][:3].copy()
+    cache._core = tuple(core)
+    filled(cache, 0, list(range(6)))
+    for into in (1, 2, 3):
+        cache.fork(0, into)
+    cache.extend([0, 1, 2, 3], [0, 1, 2, 3, 4], [6, 7, 8, 9])
+    assert len(cache.commit().copies) == 3
+    cache.check()
 
 
 def test_chosen_collisions_find_the_candidate_and_are_refused(monkeypatch):
