@@ -242,3 +242,17 @@ def test_pages_of_flashinfer_follow_the_gpu_and_the_heads(
     line = f"--engine vllm=={version} --gpu {gpu} --model {tmp_path} --backend FLASHINFER --block-size 256"
     answer = Answer(line, capsys)
     assert (answer.code, answer.json["kernel_block_size"]) == (code, kernel)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--engine flashinfer==0.7.2 --backend auto --block-size 64 --gpu h100",
+        "--engine sglang==0.5.23 --backend trtllm_mla --gpu h100",
+        "--engine vllm==0.32.0 --backend CPU_ATTN --gpu h100",
+    ],
+)
+def test_hardware_on_which_a_backend_does_not_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(f"{line} --max-model-len 9416", capsys)
+    assert (answer.code, answer.json["error"]) == (1, None)
+    assert "not on 9.0" in answer.json["reason"]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from blocktable.contracts import Contract, Release
 from blocktable.contracts.contract import common_kernel_block
+from blocktable.contracts.hardware import runs_on
 from blocktable.errors import ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan
 from blocktable.preflight.choice import choose, refused_reasons
@@ -77,6 +78,8 @@ def _assess(launch: Launch) -> Judgement:
         return _refused(
             answer, f"{release} does not select {contract.name}: {', '.join(reasons)}", selection(contract, reasons)
         )
+    if launch.hardware and contract.hardware and not any(runs_on(one, launch.hardware) for one in contract.hardware):
+        return _refused(answer, f"{contract.name} runs on {', '.join(contract.hardware)}, not on {launch.hardware}")
     if block is None and launch.model and launch.model.state and (problem := pool_problem(launch, 0)):
         return _refused(answer, *problem)
     if block is None and launch.model and launch.model.state:
