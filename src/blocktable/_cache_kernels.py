@@ -35,6 +35,7 @@ from blocktable._cache_layout import (
     LINE_FIELDS,
     LISTS,
     LOW31,
+    LOW62,
     NEEDED,
     NEVER,
     NODE,
@@ -285,7 +286,7 @@ def extend(
             break
         known = count
         if (
-            count != 1 or stride * per != 1 or words[begin & LOW31] < 0
+            count != 1 or stride * per != 1 or words[begin & LOW62] < 0
         ):  # else one token, known: most rows of most steps
             known = scan(words, begin, count, per, stride)
             if known < 0:
@@ -401,7 +402,7 @@ def extend(
             supply(info, state, entries, dirty, meta, blocks, nodes, buckets, store, row, to)
         tail, low = lines[line + TAIL] & LOW31, lines[line + TAIL_AT]
         if tail and to - low <= unit:
-            target, source = ((tail * unit + length - low) & LOW31) * per, (begin & LOW31) * per * stride
+            target, source = ((tail * unit + length - low) * per) & LOW62, (begin * per * stride) & LOW62
             for k in range(count * per):
                 store[target + k] = words[source + k * stride]
         else:

@@ -93,7 +93,8 @@ LINE_FIELDS = 16
 # Tokens and slots alone are to be written; blocks, drafts or nodes too; windows move, blocks are shared, or a row opens.
 LIGHT, BLOCKS, HEAVY = range(3)
 TIP = 7  # in the tables' state: the last live block, so that a decoding row need not look it up
-LOW31 = 0x7FFFFFFF  # row & LOW31: the compiler sees that no index made from it is negative, and drops that case
+# row & LOW31, word & LOW62: the compiler sees that no index made from it is negative, and drops that case.
+LOW31, LOW62 = 2**31 - 1, 2**62 - 1
 
 BLOCK_FIELDS = 8
 REF, SEAT, NEXT, PREV, MATE_NEXT, MATE_PREV, PINS, FENCE = range(8)
