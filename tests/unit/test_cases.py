@@ -381,6 +381,33 @@ def test_k14_a_reissued_block_answers_for_neither_text_before_it_is_confirmed() 
     assert (hit(cache, old), hit(cache, new)) == (0, 8)
 
 
+def test_k14_a_block_that_is_written_anew_answers_no_more() -> None:
+    """Cut into a shared block, which stays indexed for the other row; once that one is gone, writing ends it."""
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=9, max_rows=2)
+    text = [1, 2, 3, 4, 5]
+    prompt(cache, 0, text)
+    assert prompt(cache, 1, text) == 4
+    cache.truncate([1], [2])
+    assert hit(cache, text) == 4
+    cache.free([0])
+    cache.extend([1], [0, 2], [8, 9])
+    assert (hit(cache, text), hit(cache, [1, 2, 8, 9, 5])) == (0, 4)
+    cache.check()
+
+
+def test_k14_a_window_hit_needs_every_block_of_its_last_window() -> None:
+    cache = KVCache([Group(plan(max_model_len=32, block_size=4), kind="window", window=8)], num_blocks=7, max_rows=2)
+    text = list(range(16))
+    prompt(cache, 0, text[:12])
+    cache.extend([0], [0, 4], text[12:])  # block 0 is given back, and idle for the longest
+    cache.extend([0], [0, 1], [16])
+    cache.free([0])
+    prompt(cache, 1, [90] * 12)  # takes the two free blocks, then block 0
+    found = {length: hit(cache, [*text, 16][:length]) for length in (5, 9, 13, 17)}
+    assert found == {5: 0, 9: 0, 13: 12, 17: 16}
+    cache.check()
+
+
 def test_k12_at_idle_free_and_cached_are_the_pool_exactly() -> None:
     cache = KVCache([plan(max_model_len=64, block_size=4)] * 2, num_blocks=61, max_rows=4)
     for step in range(30):
@@ -434,6 +461,22 @@ def test_k13_hits_on_idle_blocks_count_in_what_is_needed_and_in_what_is_there() 
     assert (caught.value.needed, caught.value.available) == (2, 1)
     assert prompt(cache, 0, [1] * 16) == 12
     assert cache.stats()["free"] == 0
+
+
+def test_k13_headroom_stays_free_in_admit_and_extend() -> None:
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=7, max_rows=2)
+    prompt(cache, 0, [1] * 8)
+    for keep, fits in ((4, False), (3, True)):
+        if not fits:
+            with pytest.raises(OutOfBlocks) as caught:
+                cache.extend([0], [0, 1], [1], headroom=keep)
+            assert (caught.value.needed, caught.value.available) == (1, 4)
+        else:
+            cache.extend([0], [0, 1], [1], headroom=keep)
+    with pytest.raises(OutOfBlocks):
+        prompt(cache, 1, [2] * 5, headroom=2)
+    assert prompt(cache, 1, [2] * 5, headroom=1) == 0
+    assert cache.stats()["free"] == 1
 
 
 def test_k5_k12_a_window_of_the_cache_gives_each_block_back_once() -> None:
