@@ -434,6 +434,22 @@ def test_k11_a_row_is_freed_once() -> None:
     assert (cache.stats()["free"] + cache.stats()["cached"], cache.stats()["held"]) == (8, 0)
 
 
+def test_k11_the_source_of_a_copy_waits_for_the_commit_after_its_fence_too() -> None:
+    cache = KVCache([plan(max_model_len=8, block_size=4)], num_blocks=5, max_rows=3)
+    prompt(cache, 0, [1, 2])
+    cache.fork(0, 1)
+    cache.extend([0], [0, 1], [3])  # row 0 gets a copy of the block that row 1 still holds
+    cache.free([1], fence=1)
+    assert (cache.stats()["held"], cache.stats()["fenced"], cache.stats()["free"]) == (1, 1, 2)
+    cache.retire(1)
+    assert (cache.stats()["fenced"], cache.stats()["free"]) == (1, 2), "the copy still reads it"
+    with pytest.raises(OutOfBlocks):
+        cache.admit([1, 2], [0, 5, 10], [7, 7, 7, 7, 7, 8, 8, 8, 8, 8])
+    assert cache.commit().copies.shape == (1, 3)
+    assert (cache.stats()["fenced"], cache.stats()["free"]) == (0, 3)
+    cache.check()
+
+
 def test_k13_what_can_never_fit_is_refused_at_once_with_the_largest_that_would() -> None:
     cache = KVCache([plan(max_model_len=48, block_size=16)], num_blocks=4, max_rows=2)
     with pytest.raises(NeverFits) as caught:
