@@ -37,8 +37,9 @@ class Changes:
         ids = np.random.default_rng(1).integers(1, NUM_BLOCKS, ROWS * filled, dtype=np.int32)
         self.tables.assign(np.arange(ROWS), np.arange(ROWS + 1) * filled, ids)
         self.tables.commit()
-        self.start = self.tables.snapshot()
         self.device = DeviceTables(self.tables, "cpu")
+        mirror = self.device._mirror  # noqa: SLF001 - a round starts where the last one started, without new tables
+        self.start = (mirror._seq, mirror._entries.copy(), mirror._state.copy())  # noqa: SLF001
         self.filled = filled
         self.deltas: list[Delta] = []
         self.calls: list[list[tuple[int, list[int]]]] = []
@@ -49,7 +50,8 @@ class Changes:
     def restart(self, i: int) -> None:
         """Go back to the first state, untimed, ahead of a round's first call."""
         if i == 0:
-            self.device = DeviceTables.from_snapshot(self.start, "cpu")
+            mirror = self.device._mirror  # noqa: SLF001
+            mirror._seq, mirror._entries[:], mirror._state[:] = self.start  # noqa: SLF001
 
     def apply(self, i: int) -> None:
         """Apply the change of call i."""

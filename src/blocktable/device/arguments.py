@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from blocktable import _kernels as k
+from blocktable._arrays import I64 as INT64
 from blocktable._arrays import as_int64
 from blocktable._jit import compiled, i32, i64
 from blocktable._kernels import BLOCK, COUNT, CP, I32, I64, KIND, OK, RING, ROWS, STATE, STATE_FIELDS, refuse
@@ -74,9 +75,9 @@ def on_host(value: Any, name: str, device: torch.device) -> Any:
                     remedy="pass contiguous tensors on the tables' device, or arrays in host memory",
                 )
             return None
-        if value.dtype is torch.int32:
-            value = value.to(torch.int64)
         value = value.numpy()
+        if value.dtype is not INT64:  # int32, which fits
+            return value.astype(INT64)
     return as_int64(value, name)
 
 

@@ -65,7 +65,7 @@ class Staging:
         self.copies += 1
         target = self._there[turn][:size]
         if target.device.type != "cpu":
-            target.copy_(self._host[turn][:size], non_blocking=True)
+            target.copy_(self._host[turn][:size], non_blocking=self._device.type == "cuda")
         if self._new_event is not None:
             self._read[turn] = self._read[turn] or self._new_event()
             self._read[turn].record()
