@@ -203,6 +203,23 @@ def test_what_is_missing_is_named(model: Any, tmp_path: Path, capsys: pytest.Cap
     hybrid = Answer(f"--engine vllm==0.32.0 --gpu h100 --model {tmp_path}", capsys)
     assert hybrid.code == 3
     assert "recurrent state" in hybrid.json["missing"][0]
+    asked = Answer(f"--engine vllm==0.32.0 --gpu h100 --model {tmp_path} --block-size 544", capsys)
+    assert asked.code == 0
+    assert any("may align it to the recurrent state" in one for one in asked.json["assumed"])
+    model(DEEPSEEK)
+    amx = Answer(f"--engine vllm==0.32.0 --gpu cpu --model {tmp_path} --max-model-len 9416", capsys)
+    assert amx.code == 3
+    assert "AMX" in amx.json["missing"][0]
+    sglang = Answer(f"--engine sglang==0.5.23 --gpu h100 --model {tmp_path} --max-model-len 9416", capsys)
+    assert sglang.code == 3
+    assert "not in the catalogue" in sglang.json["missing"][0]
+
+
+def test_what_a_layer_brings_itself_is_refused_in_the_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--engine vllm==0.32.0 --backend DEEPSEEK_V32_INDEXER --max-model-len 9416 --block-size"
+    refused = Answer(f"{line} 16", capsys)
+    assert (refused.code, refused.json["error"]) == (1, "ValueError: No common block size for 16")
+    assert Answer(f"{line} 64", capsys).code == 0
 
 
 def test_a_cpu_ignores_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blocktable._ints import lcm
-from blocktable.contracts import Contract, MultipleOf, Release, get_contract
+from blocktable.contracts import Contract, MultipleOf, Release, get_contract, known_engines
+from blocktable.contracts.engines import catalogue
 from blocktable.preflight.choice import choose
 from blocktable.preflight.launch import Launch
 
-__all__ = ["companions", "complete", "listed_sizes", "own_block_size"]
+__all__ = ["companions", "complete", "is_part", "listed_sizes", "own_block_size"]
 
 
 def complete(launch: Launch) -> tuple[Launch, tuple[str, ...]]:
@@ -35,6 +36,11 @@ def companions(launch: Launch) -> tuple[Contract, ...]:
     if release.engine != "vllm" or not launch.model or not launch.model.sparse or launch.hardware in ("cpu", "xpu"):
         return ()
     return (get_contract("DEEPSEEK_V32_INDEXER", engine="vllm", version=release.version, hardware=launch.hardware),)
+
+
+def is_part(contract: Contract) -> bool:
+    """Whether layers of a model bring that backend themselves, so that no selection is asked for it."""
+    return contract.engine in known_engines() and contract.name in catalogue(contract.engine).parts
 
 
 def own_block_size(launch: Launch, contract: Contract) -> int | None:

@@ -10,7 +10,7 @@ from blocktable.contracts.hardware import runs_on
 from blocktable.errors import ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan
 from blocktable.preflight.choice import choose, refused_reasons
-from blocktable.preflight.completion import companions, complete, own_block_size
+from blocktable.preflight.completion import companions, complete, is_part, own_block_size
 from blocktable.preflight.launch import Launch, is_unread
 from blocktable.preflight.pool import pool_problem
 
@@ -145,9 +145,12 @@ def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
         text = f"ValueError: No valid attention backend found for cuda with … Reasons: {{{choice}}}."
         return _refused(answer, f"{release} finds no backend that suits", text if launch.hardware != "rocm" else "")
     lacking = [what for what, fact in (("a GPU", launch.hardware), ("a model", launch.model)) if fact is None]
-    none = (
-        f"none is named, nor {' and '.join(lacking)} to choose one" if lacking else "what is chosen here is not known"
-    )
+    if lacking:
+        none = f"none is named, nor {' and '.join(lacking)} to choose one"
+    elif launch.hardware == "cpu":
+        none = "whether the CPU has AMX tiles, which take AMX_MLA in place of CPU_MLA"
+    else:
+        none = f"the order in which {release} tries backends on {launch.hardware}, which is not in the catalogue"
     missing = (f"backend (--backend): {none}", *missing_length(launch))
     return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
 
@@ -206,7 +209,9 @@ def _allocates(release: Release, geometry: Geometry) -> str:
 def _block_error(launch: Launch, contract: Contract, block: int) -> str:
     """Return what the server says about a block size that the backend does not take."""
     release = launch.release
-    if companions(launch) and contract.accepts_manager(block) and common_kernel_block(block, [contract]):
+    if is_part(contract) or (
+        companions(launch) and contract.accepts_manager(block) and common_kernel_block(block, [contract])
+    ):
         return f"ValueError: No common block size for {block}"  # in the worker; how it goes on differs by release
     if release.engine == "vllm" and "cpu" not in contract.hardware:
         # Said before any kernel is asked, in all releases from 0.19.0 on.
@@ -231,6 +236,8 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Itera
         yield f"hardware on which {contract.name} runs{runs_on}"
     drafts = f", which {release} does not widen by a lookahead of {launch.lookahead}" if launch.lookahead else ""
     yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{drafts}"
+    if launch.block_size is not None and launch.model and launch.model.state:
+        yield f"block size {block} as asked for, although {release} may align it to the recurrent state"
     if launch.block_size is None and block is not None:
         yield f"block size {block}, which {release} takes by itself for {contract.name}"
     if release.extrapolated:
