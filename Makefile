@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DATA := $(abspath $(wildcard ../shared/data))
 export BLOCKTABLE_DATA ?= $(DATA)
 
-.PHONY: venv run test lint format peers conformance bench long gpu docs mutants wheel clean
+.PHONY: venv run test lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 
 venv: $(VENV)/.done
@@ -43,7 +43,7 @@ conformance: peers
 bench-%: peers
 	$(PEERS)/bin/python bench/$*.py
 
-bench: bench-start bench-tables
+bench: bench-start bench-tables bench-step bench-prefix bench-device
 
 # Minutes: more examples, longer runs, whole traces.
 long: venv
@@ -54,3 +54,11 @@ wheel: venv
 
 clean:
 	rm -rf $(VENV) $(PEERS) dist
+
+# The reference page of backends, written from the catalogue.
+docs: venv
+	$(BIN)/python tools/backends_page.py
+
+# On a machine with CUDA; no environment is made.
+gpu:
+	tools/gpu.sh
