@@ -7,7 +7,6 @@ tables, not gains end to end.
 """
 
 import sys
-from typing import Any
 
 import numpy as np
 from _harness import Bench, Side, pick_rounds

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script
 """Write docs/backends.md from the catalogue: `python tools/backends_page.py`; a test fails when the page is stale."""
 
 from collections.abc import Iterable, Iterator

@@ -38,7 +38,12 @@ def helper(signature: Any) -> Callable[[F], F]:
 
 def _compiler(signature: Any, **more: bool) -> Callable[[F], F]:
     """Return the decorator; a cache folder that cannot be written costs one warning and each start's compile time."""
-    options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False, **more}  # numpy: a division needs no branch for zero
+    options: Any = {
+        "nogil": True,
+        "error_model": "numpy",
+        "_nrt": False,
+        **more,
+    }  # numpy: a division needs no branch for zero
 
     def compile_(function: F) -> F:
         try:
