@@ -42,9 +42,13 @@ def compile_for_hopper(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "one", [(), ("chunks", "groups"), ("total_rows", "groups", "rank", "capacity", "chunks", "size")]
+    ("one", "wide"),
+    [
+        ((), WIDE),
+        (("total_rows", "groups", "rank", "capacity", "chunks", "size"), (*WIDE, "lengths", "query_start_loc")),
+    ],
+    ids=["usual", "smallest"],
 )
-@pytest.mark.parametrize("wide", [WIDE, (*WIDE, "lengths", "query_start_loc")], ids=["int32", "int64"])
 def test_gather_and_slots_compile(one: tuple[str, ...], wide: tuple[str, ...]) -> None:
     for gather, csr, slots in ((True, True, True), (True, False, False), (False, False, True)):
         absent = () if gather else BATCH
