@@ -1,6 +1,5 @@
 """Finding a prompt's prefix in the index, and taking a row into use on top of it."""
 
-from blocktable._cache_kernels import CACHE, open_row, scan
 from blocktable._cache_layout import (
     AVAILABLE,
     BAD_FINAL,
@@ -53,6 +52,7 @@ from blocktable._cache_layout import (
 from blocktable._cache_layout import (
     BASE as DONE,
 )
+from blocktable._extend_kernels import CACHE, open_row, scan
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
 from blocktable._kernels import (
     BAD_INDPTR,

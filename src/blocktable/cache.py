@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from blocktable import _admit_kernels as a
 from blocktable import _cache_kernels as v
 from blocktable import _cache_layout as c
+from blocktable import _extend_kernels as e
 from blocktable import _kernels as k
 from blocktable import _pool_kernels as pool
 from blocktable import _prefix_kernels as index
@@ -322,7 +323,7 @@ class KVCache:
             raise busy("extend")
         try:
             wanted, starts = _int64(rows, "rows"), _int64(indptr, "indptr")
-            words, stride = (v.UNKNOWN, 0) if tokens is None else self._words(tokens)
+            words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
             if headroom:
@@ -331,7 +332,7 @@ class KVCache:
             if not 0 <= total <= self._plan.largest * wanted.size:
                 total = 0  # refused below, as more than the rows can take
             slots = np.empty((len(self.groups), total), np.int64)
-            code = v.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
+            code = e.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
             while code != k.OK:
                 if code == c.GROW:
                     self._grow(int(self._meta[c.NEEDED]))
@@ -340,7 +341,7 @@ class KVCache:
                     words, stride = self._words(tokens)
                 else:
                     raise self._refused(code, "extend", wanted, headroom)
-                code = v.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
+                code = e.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
             if not partial:
                 return slots
             served = int(self._meta[c.SERVED])
@@ -362,7 +363,7 @@ class KVCache:
             marks = _per_row("confirm", lengths, "lengths", wanted.size)
             if (indptr is None) != (tokens is None):
                 raise ArgumentError("confirm: indptr and tokens come together", remedy="pass both or neither")
-            starts, words = _NONE, (v.UNKNOWN, 0)
+            starts, words = _NONE, (e.UNKNOWN, 0)
             if tokens is not None:
                 starts, words = _int64(indptr, "indptr"), self._words(tokens)
             code = v.confirm(*self._core, wanted, marks, starts, *words)
