@@ -495,6 +495,20 @@ def test_k13_headroom_stays_free_in_admit_and_extend() -> None:
     assert cache.stats()["free"] == 1
 
 
+def test_k5_windows_move_with_the_final_mark_not_with_the_length() -> None:
+    """What steps in flight still read behind the mark stays; a confirmed mark gives it back at once."""
+    cache = KVCache([Group(plan(max_model_len=12, block_size=2), kind="window", window=3)], num_blocks=12, max_rows=1)
+    row = cache.tables.tables[0].array[0]
+    prompt(cache, 0, [1] * 8, final=[1])
+    cache.extend([0], [0, 1], final=[5])
+    assert np.count_nonzero(row) == 5
+    cache.extend([0], [0, 1], final=[5])
+    assert (cache.lengths[0], cache.final[0], row[:2].tolist()[0], np.count_nonzero(row)) == (10, 5, 0, 4)
+    cache.confirm([0], [8])
+    assert (row[:3].tolist(), np.count_nonzero(row)) == ([0, 0, 0], 2)
+    cache.check()
+
+
 def test_k5_k12_a_window_of_the_cache_gives_each_block_back_once() -> None:
     cache = KVCache([Group(plan(max_model_len=32, block_size=4), kind="window", window=8)], num_blocks=12, max_rows=1)
     prompt(cache, 0, [3] * 20)
