@@ -220,6 +220,9 @@ REFUSED = {
     "tokens": lambda d: d.slot_mapping([0], [0, 2], [0, 1], 1),
     "slots out": lambda d: d.slot_mapping([0], [0, 1], [0], 4, out=torch.zeros((1, 3), dtype=torch.int64)),
     "slots out dtype": lambda d: d.slot_mapping([0], [0, 1], [0], 1, out=torch.zeros((1, 3), dtype=torch.int32)),
+    "no rows": lambda d: d.gather(None, 1),
+    "no offsets": lambda d: d.slot_mapping([0], None, [0], 1),
+    "no positions": lambda d: d.prepare([0], 1, None, [0, 1], None, 1),
     "prepare": lambda d: d.prepare([0], 1, [99], [0, 1], [0], 1),
 }
 

@@ -58,8 +58,6 @@ def check_step(info: I64, state: I32, rows: I64, lengths: I64, starts: I64, posi
 
 def on_host(value: Any, name: str, device: torch.device) -> Any:
     """Return an argument as an int64 array where it lies in host memory, and None where it lies on ``device``."""
-    if value is None:
-        return None
     if isinstance(value, torch.Tensor):
         if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
             raise ArgumentError(
