@@ -37,11 +37,18 @@ format: venv
 peers:
 	tools/peers.sh $(PEERS)
 
+# Their Numba is another than ours: compiled loops are cached apart.
+PEER := NUMBA_CACHE_DIR=$(abspath $(PEERS))/numba $(PEERS)/bin/python
+
 conformance: peers
-	$(PEERS)/bin/python -m pytest -q -m conformance tests/conformance
+	$(PEER) -m pytest -q -m conformance tests/conformance
 
 bench-%: peers
-	$(PEERS)/bin/python bench/$*.py
+	$(PEER) bench/$*.py
+
+bench-step bench-prefix: bench-%: peers
+	tools/peers.sh $(PEERS) sglang
+	$(PEER) bench/$*.py
 
 bench: bench-start bench-tables bench-step bench-prefix bench-device
 
