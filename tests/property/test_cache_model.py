@@ -111,12 +111,17 @@ class Cache(RuleBasedStateMachine):
         return result
 
     def settled(self, rows: list[int], indptr: list[int], tokens: list[int], salts: Any) -> bool:
-        """Whether what an admit finds is not open: what is evicted for one row may be what another one would hit, and
-        prefixes without a block may have been forgotten.
+        """Whether nothing about an admit is open.
+
+        What is evicted for one row may be what another one would hit; prefixes without a block may have been forgotten;
+        and of several blocks that hold the same, one may be idle and another not.
         """
         if len(rows) != 1:
             return not rows
-        return len(self.model.hits((salts and salts[0]) or b"", tokens[: indptr[1]])) == 1
+        salt, prompt = (salts and salts[0]) or b"", tokens[: indptr[1]]
+        hits = self.model.hits(salt, prompt)
+        labels = [self.model._label(g, salt, prompt, column) for g, column in self.model._needed(hits[0])]
+        return len(hits) == 1 and all(len(self.model.blocks.holding(label)) == 1 for label in labels)
 
     def refused_alike(self, refused: Refused | None, error: Exception, *, exact: bool, counted: bool) -> None:
         note(f"refused: {error!r}")
