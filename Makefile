@@ -20,9 +20,10 @@ run: venv
 	./examples/launch.sh $(BIN)/blocktable
 
 # Compiled first; then plain Python, where coverage can see inside the loops.
+HERE := --ignore=tests/conformance --ignore=tests/gpu
 test: venv
-	$(BIN)/pytest -q
-	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -q -m "not long" $(HERE)
+	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long" $(HERE) --cov --cov-report=term:skip-covered
 
 lint: venv
 	$(BIN)/ruff check .
@@ -54,7 +55,7 @@ bench: bench-start bench-tables bench-step bench-prefix bench-device
 
 # Minutes: more examples, longer runs, whole traces.
 long: venv
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q -m "long or not long"
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q $(HERE)
 
 wheel: venv
 	tools/wheel.sh $(BIN)/python
