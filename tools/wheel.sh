@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 "$python" -m venv "$work/venv"
 "$work/venv/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "$work"/dist/*.whl pytest hypothesis
-cp -r "$root/tests" "$root/pyproject.toml" "$work/"
+cp -r "$root/tests" "$root/docs" "$root/tools" "$root/README.md" "$root/pyproject.toml" "$root/conftest.py" "$work/"
 cd "$work"
 export PATH="$work/venv/bin:$PATH" NUMBA_CACHE_DIR="$work/cache"
 python - <<'P'
