@@ -48,7 +48,7 @@ HEAVY = {"numpy", "numba", "torch", "rich", "typer", "msgspec", "yaml", "vllm", 
             "import blocktable; blocktable.plan(max_model_len=9416, block_size=32, contracts=['FLASHINFER_MLA'])",
             {"msgspec"},
         ),
-        ("import blocktable; blocktable.BlockTables", {"numpy", "numba", "yaml"}),
+        ("import blocktable; blocktable.BlockTables", {"numpy", "numba", "yaml", "msgspec"}),
         ("import blocktable; blocktable.OutOfBlocks", set()),
     ],
 )
