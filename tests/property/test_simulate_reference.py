@@ -301,7 +301,7 @@ def needed(trace: Trace) -> int:
     return int((trace.input_length + np.maximum(trace.output_length - 1, 0)).sum())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=min(2 * settings.default.max_examples, 1000), deadline=None)
 @given(loads())
 def test_the_simulation_equals_the_reference(load: tuple[Trace, dict[str, int], int]) -> None:
     summary, _ = compare(load, prefix_cache=False)
@@ -309,7 +309,7 @@ def test_the_simulation_equals_the_reference(load: tuple[Trace, dict[str, int], 
     assert (summary.prefix_hit_tokens, summary.prefix_query_tokens, summary.evictions) == (0, 0, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(settings.default.max_examples // 2, 250), deadline=None)
 @given(loads())
 def test_with_a_prefix_cache_it_equals_the_reference_over_the_model(load: tuple[Trace, dict[str, int], int]) -> None:
     summary, _ = compare(load, prefix_cache=True)
