@@ -7,7 +7,7 @@ PEERS := .venv-peers
 DATA := $(abspath $(wildcard ../shared/data))
 export BLOCKTABLE_DATA ?= $(DATA)
 
-.PHONY: venv run test lint format peers conformance bench long gpu docs wheel clean
+.PHONY: venv run test coverage lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 
 venv: $(VENV)/.done
@@ -19,11 +19,18 @@ $(VENV)/.done: pyproject.toml constraints.txt
 run: venv
 	./examples/launch.sh $(BIN)/blocktable
 
-# Compiled first; then plain Python, where coverage can see inside the loops.
+# Compiled first; then plain Python, but for the simulations, which take hours there.
 HERE := --ignore=tests/conformance --ignore=tests/gpu
+PLAIN := NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long" tests/unit tests/property
+SLOW := --ignore=tests/property/test_simulate_reference.py --ignore=tests/property/test_cache_model.py \
+	--ignore=tests/unit/test_simulate.py --ignore=tests/unit/test_simulate_command.py
 test: venv
 	$(BIN)/pytest -q -m "not long" $(HERE)
-	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long" $(HERE) --cov --cov-report=term:skip-covered
+	$(PLAIN) $(SLOW)
+
+# Coverage sees inside the loops only in plain Python.
+coverage: venv
+	$(PLAIN) --cov --cov-report=term:skip-covered
 
 lint: venv
 	$(BIN)/ruff check .
