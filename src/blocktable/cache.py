@@ -36,7 +36,7 @@ from blocktable.tables import BlockTables
 
 __all__ = ["KVCache"]
 
-_I32, _I64 = np.dtype(np.int32), np.dtype(np.int64)
+_I32 = np.dtype(np.int32)
 _NONE = np.zeros(0, np.int64)
 _NO_SLOTS = np.zeros((1, 0), np.int64)
 _NO_LIMIT = 2**40
@@ -188,7 +188,7 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy(verb)
         try:
-            wanted, starts = _int64(rows, "rows"), _int64(indptr, "indptr")
+            wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             words = self._words(tokens)
             roots = self._salted(verb, salts, starts.size - 1, create=mode != a.LOOKUP)
             words = self._checked(verb, wanted, starts, words, tokens, mode, _NONE, _NONE)
@@ -221,7 +221,7 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy("admit")
         try:
-            wanted, starts = _int64(rows, "rows"), _int64(indptr, "indptr")
+            wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             n = starts.size - 1
             words = self._words(tokens)
             finals = _NONE if final is None else _per_row("admit", final, "final", n)
@@ -322,7 +322,7 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy("extend")
         try:
-            wanted, starts = _int64(rows, "rows"), _int64(indptr, "indptr")
+            wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
@@ -359,13 +359,13 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy("confirm")
         try:
-            wanted = _int64(rows, "rows")
+            wanted = as_int64(rows, "rows")
             marks = _per_row("confirm", lengths, "lengths", wanted.size)
             if (indptr is None) != (tokens is None):
                 raise ArgumentError("confirm: indptr and tokens come together", remedy="pass both or neither")
             starts, words = _NONE, (e.UNKNOWN, 0)
             if tokens is not None:
-                starts, words = _int64(indptr, "indptr"), self._words(tokens)
+                starts, words = as_int64(indptr, "indptr"), self._words(tokens)
             code = v.confirm(*self._core, wanted, marks, starts, *words)
             if code == c.WIDEN:
                 self._widen("confirm", tokens)
@@ -385,7 +385,7 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy("truncate")
         try:
-            wanted = _int64(rows, "rows")
+            wanted = as_int64(rows, "rows")
             self._shorten("truncate", wanted, _per_row("truncate", lengths, "lengths", wanted.size), fence, close=0)
         finally:
             self._busy.release()
@@ -399,7 +399,7 @@ class KVCache:
         if not self._busy.acquire(blocking=False):
             raise busy("free")
         try:
-            self._shorten("free", _int64(rows, "rows"), _NONE, fence, close=1)
+            self._shorten("free", as_int64(rows, "rows"), _NONE, fence, close=1)
         finally:
             self._busy.release()
 
@@ -660,19 +660,10 @@ class KVCache:
         self._sweep_at = 2 * len(self._roots) + 64
 
 
-def _int64(value: Any, name: str) -> NDArray[np.int64]:
-    if type(value) is np.ndarray and value.ndim == 1:
-        if value.dtype is _I64 and value.flags.carray:
-            return value
-        if value.dtype is _I32:
-            return value.astype(np.int64)
-    return as_int64(value, name)
-
-
 def _per_row(verb: str, value: Any, name: str, n: int) -> NDArray[np.int64]:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and name == "limit":
         return np.full(n, min(value, _NO_LIMIT), np.int64)
-    found = _int64(value, name)
+    found = as_int64(value, name)
     if found.size != n:
         raise ArgumentError(
             f"{verb}: {n} rows, but {name} has {found.size} entries",
