@@ -61,6 +61,9 @@ class Summary:
     prefix_hit_tokens: int  # of the prompts, and what was generated before a preemption: found cached
     prefix_query_tokens: int  # looked for when a request starts, or starts again
     evictions: int  # cached blocks reissued
+    delta_bytes: int  # carried by the deltas, headers included
+    mean_first_token_steps: float  # steps of the clock from a request's arrival to its first token, waiting included
+    p95_first_token_steps: float
 
 
 class Simulation:
@@ -121,6 +124,8 @@ class Simulation:
         self._preempted: list[int] = []  # the oldest, which runs again first, is last
         self._free_rows = list(range(max_rows))[::-1]
         self.finish_step = np.zeros(self.requests, np.int64)  # 0: not finished
+        self.first_token = np.full(self.requests, np.nan)  # simulated seconds; NaN: none yet, or a request of no output
+        self.stats = self._cache.stats()  # of the cache, before a step's finished requests left it
 
         # The running requests, from the oldest to the youngest: _running entries of each array.
         self._running = 0
@@ -140,6 +145,16 @@ class Simulation:
     def done(self) -> bool:
         """Whether every request has finished or was refused."""
         return self.finished == self.requests
+
+    @property
+    def row_lengths(self) -> Ints:
+        """Tokens computed of each running request, from the oldest to the youngest; a view until the next step."""
+        return self._computed[: self._running]
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request gave up its row so far."""
+        return self._preemptions
 
     def run(self, on_step: Callable[[], object] = lambda: None) -> Summary:
         """Step to the end, calling ``on_step`` after each step; return the summary."""
@@ -166,6 +181,7 @@ class Simulation:
         kept = np.zeros(len(self.trace), bool)
         kept[self._served] = True
         stats = self._cache.stats()
+        waited = (self.first_token - self._arrival)[~np.isnan(self.first_token)] / self._step_seconds
         return Summary(
             requests=len(self.trace),
             finished=self.finished,
@@ -189,6 +205,9 @@ class Simulation:
             prefix_hit_tokens=stats["hit_tokens"],
             prefix_query_tokens=stats["query_tokens"] if self.prefix_cache else 0,
             evictions=stats["evictions"],
+            delta_bytes=stats["delta_bytes"],
+            mean_first_token_steps=round(float(waited.mean()), 3) if waited.size else 0.0,
+            p95_first_token_steps=round(float(np.quantile(waited, 0.95)), 3) if waited.size else 0.0,
         )
 
     def _schedule(self) -> int:
@@ -309,13 +328,18 @@ class Simulation:
     def _finish(self, scheduled: int) -> None:
         """Count what is held, sample a token for every row past its prompt, and free who has its last."""
         running = self._running
-        held = self._cache.stats()["held"]
+        self.stats = self._cache.stats()
+        held = self.stats["held"]
         self._peak = max(self._peak, held)
         self._held_sum += held
         self._wasted_sum += int((-self._computed[:running] % self._block_size).sum())
         sampled = self._computed[:scheduled] >= self._target[:scheduled]
         self._left[:scheduled] -= sampled
         self._output_tokens += int(np.count_nonzero(sampled))
+        requests = self._request[:scheduled][sampled & (self._left[:scheduled] >= 0)]
+        first = requests[np.isnan(self.first_token[requests])]
+        if first.size:
+            self.first_token[first] = self.clock + self._step_seconds
         ended = np.flatnonzero(sampled & (self._left[:scheduled] <= 0))
         if not ended.size:
             return

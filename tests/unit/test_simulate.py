@@ -109,6 +109,16 @@ def test_longer_requests_are_refused_counted_and_named_and_the_limit_itself_is_s
     assert summary.computed_tokens == 15 + 15
 
 
+def test_first_tokens_are_timed_from_the_arrival_and_none_is_that_of_a_request_without_output() -> None:
+    # The third waits for a row that the first leaves after three tokens; the fourth generates nothing.
+    run = simulation(trace_of((0.0, 4, 3), (0.0, 4, 9), (0.03, 4, 1), (0.6, 4, 0)), max_rows=2)
+    summary = run.run()
+    assert run.first_token[:3].round(6).tolist() == [0.03, 0.03, 0.12]
+    assert np.isnan(run.first_token[3])
+    assert summary.mean_first_token_steps == pytest.approx((1 + 1 + 3) / 3, abs=1e-3)
+    assert summary.delta_bytes > 0
+
+
 def test_nothing_to_serve_is_done_at_once() -> None:
     summary = simulation(trace_of((0.0, 99, 1))).run()
     assert (summary.steps, summary.refused, summary.us_per_step) == (0, 1, 0)
