@@ -13,7 +13,7 @@ export BLOCKTABLE_DATA ?= $(DATA)
 venv: $(VENV)/.done
 $(VENV)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,report]'
 	touch $@
 
 run: venv

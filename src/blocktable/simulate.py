@@ -13,6 +13,7 @@ that does not finish has used up the budget. The decodes fit the budget: a reque
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -125,7 +126,9 @@ class Simulation:
         self._free_rows = list(range(max_rows))[::-1]
         self.finish_step = np.zeros(self.requests, np.int64)  # 0: not finished
         self.first_token = np.full(self.requests, np.nan)  # simulated seconds; NaN: none yet, or a request of no output
-        self.stats = self._cache.stats()  # of the cache, before a step's finished requests left it
+        # Of the last step, before the requests that finished in it left.
+        self.stats = self._cache.stats()
+        self.running = self.wasted_tokens = 0
 
         # The running requests, from the oldest to the youngest: _running entries of each array.
         self._running = 0
@@ -150,6 +153,11 @@ class Simulation:
     def row_lengths(self) -> Ints:
         """Tokens computed of each running request, from the oldest to the youngest; a view until the next step."""
         return self._computed[: self._running]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have arrived, or were preempted, and do not run."""
+        return len(self._preempted) + max(bisect_right(self._arrival, self.clock) - self._next, 0)
 
     @property
     def preemptions(self) -> int:
@@ -332,7 +340,8 @@ class Simulation:
         held = self.stats["held"]
         self._peak = max(self._peak, held)
         self._held_sum += held
-        self._wasted_sum += int((-self._computed[:running] % self._block_size).sum())
+        self.running, self.wasted_tokens = running, int((-self._computed[:running] % self._block_size).sum())
+        self._wasted_sum += self.wasted_tokens
         sampled = self._computed[:scheduled] >= self._target[:scheduled]
         self._left[:scheduled] -= sampled
         self._output_tokens += int(np.count_nonzero(sampled))
