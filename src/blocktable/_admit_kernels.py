@@ -183,7 +183,7 @@ def take_prefix(
             while column < (index + 1) * dense:
                 block = nodes[seat + column] & LOW31
                 at = block * BLOCK_FIELDS
-                if blocks[at + REF] or blocks[at + PINS] or blocks[at + FENCE] > retired:
+                if blocks[at + REF] > 0 or blocks[at + PINS] or blocks[at + FENCE] > retired:
                     adopt(meta, blocks, block)
                 else:  # as adopt does with an idle block, without a call
                     after, before = i64(blocks[at + NEXT]) & LOW31, i64(blocks[at + PREV]) & LOW31

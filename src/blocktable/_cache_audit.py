@@ -19,7 +19,7 @@ class State:
 
     def __init__(self, core: c.Core) -> None:
         info, state, entries, _, meta, blocks, nodes, buckets, store, lines, copies = core
-        self.info, self.meta, self.buckets = info[:-1].tolist(), meta.tolist(), buckets.tolist()
+        self.info, self.meta, self.buckets = info[:-1].tolist(), meta.tolist(), buckets[buckets != 0].tolist()
         self.rows = int(info[-1, k.ROWS])
         self.table = state.reshape(len(self.info), self.rows, k.STATE_FIELDS).tolist()
         self.entries = entries
@@ -69,7 +69,7 @@ def _owners(s: State) -> None:
         pins[target] += c.TARGET
     for block in range(1, s.meta[c.NUM_BLOCKS]):
         record = s.blocks[block]
-        if record[c.REF] != count[block]:
+        if max(record[c.REF], 0) != count[block]:
             _broken("L9", f"block {block} counts {record[c.REF]} owners, {count[block]} rows hold it", block=block)
         if record[c.PINS] != pins[block]:
             _broken("L9", f"block {block} counts pins {record[c.PINS]}, copies make {pins[block]}", block=block)
@@ -81,27 +81,24 @@ def _places(s: State) -> None:
     stack = list(_follow(s.meta[c.FREE_TOP], 0, lambda block: s.blocks[block][c.NEXT], end))
     free = stack + list(range(s.meta[c.FRESH], end))
     idle = list(_follow(s.blocks[0][c.NEXT], 0, lambda block: s.blocks[block][c.NEXT], end))
-    waiting = list(_follow(s.blocks[end][c.NEXT], end, lambda block: s.blocks[block][c.NEXT], end))
-    fences = [s.blocks[block][c.FENCE] for block in waiting]
-    if fences != sorted(fences) or any(fence <= s.meta[c.RETIRED] for fence in fences):
-        _broken("L9", f"the fenced blocks are out of order: {fences}, retired {s.meta[c.RETIRED]}")
-    held = [block for block in range(1, end) if s.blocks[block][c.REF]]
-    listed = {*free, *idle, *waiting, *held}
-    pinned = [block for block in range(1, end) if block not in listed and s.blocks[block][c.PINS]]
-    fenced = waiting + pinned
+    fenced = list(_follow(s.blocks[end][c.NEXT], end, lambda block: s.blocks[block][c.NEXT], end))
+    held = [block for block in range(1, end) if s.blocks[block][c.REF] > 0]
+    listed = {*free, *idle, *fenced, *held}
     counts = [len(free), len(idle), len(held), len(fenced)]
     kept = [s.meta[field] for field in (c.FREE, c.CACHED, c.HELD, c.FENCED)]
-    if counts != kept or sum(counts) != end - 1 or len(listed) + len(pinned) != end - 1:
+    if counts != kept or sum(counts) != end - 1 or len(listed) != end - 1:
         _broken("L9", f"free, cached, held and fenced are {counts}, kept are {kept}, the pool has {end - 1}")
-    for block in (*free, *idle, *waiting):
-        if s.blocks[block][c.REF]:
-            _broken("L9", f"block {block} has an owner and waits to be reissued", block=block)
     for block in free:
         if s.blocks[block][c.SEAT]:
             _broken("L9", f"block {block} is free and backs a node", block=block)
-    for block in idle:
-        if not s.blocks[block][c.SEAT] or s.blocks[block][c.FENCE] > s.meta[c.RETIRED] or s.blocks[block][c.PINS]:
-            _broken("L9", f"block {block} is idle, and backs no node or may not be reissued", block=block)
+    for blocks, waits in ((idle, False), (fenced, True)):
+        times = [-s.blocks[block][c.REF] for block in blocks]
+        if times != sorted(set(times)) or (times and not 0 < times[0] <= times[-1] <= s.meta[c.CLOCK]):
+            _broken("L9", f"the blocks {blocks} lost their owners at {times}, out of order, before {s.meta[c.CLOCK]}")
+        for block in blocks:
+            record = s.blocks[block]
+            if (record[c.FENCE] > s.meta[c.RETIRED] or record[c.PINS] > 0) != waits or not (waits or record[c.SEAT]):
+                _broken("L9", f"block {block} is in the wrong list: {record}, retired {s.meta[c.RETIRED]}", block=block)
 
 
 def _seats(s: State) -> None:

@@ -16,7 +16,8 @@ A row's tokens that are in no node yet lie in a chain of *drafts*: node slots wi
 LATEST (the next) from the unit that begins at position BASE on.
 
 A block with no owner is in one of three places: on the stack of free blocks (nothing is known of its content), in the
-idle list (it backs a node, the longest idle first), or fenced (a step or a copy may still read it).
+idle list (it backs a node, the longest idle first), or in the fenced list (a step or a copy may still read it). Both
+lists are in the order in which their blocks lost the last owner.
 """
 
 from typing import Any
@@ -45,6 +46,7 @@ META_FIELDS = 40
     HELD,  # blocks with an owner
     FENCED,  # blocks without an owner that may not be reissued yet
     RETIRED,  # the last fence retired
+    CLOCK,  # blocks that lost their last owner so far
     SLOT_TOP,  # top of the stack of node slots; 0: take SLOT_FRESH
     SLOT_FRESH,
     SLOTS,  # node slots in use
@@ -63,8 +65,6 @@ META_FIELDS = 40
     HIT_TOKENS,
     QUERY_TOKENS,
     EVICTIONS,
-    CELLS,
-    DELTA_BYTES,
     POPPED,
     PUSHED,
     HASHED,
@@ -73,7 +73,7 @@ META_FIELDS = 40
     AVAILABLE,
     SERVED,  # rows, and tokens, done before the call stopped
     TOKENS,
-) = range(35)
+) = range(34)
 
 LINE_FIELDS = 16
 (
@@ -97,6 +97,7 @@ TIP = 7  # in the tables' state: the last live block, so that a decoding row nee
 LOW31, LOW62 = 2**31 - 1, 2**62 - 1
 
 BLOCK_FIELDS = 8
+# REF: owners of the block; without one, minus the CLOCK when it lost the last. FENCE: the last fence it was given back under.
 REF, SEAT, NEXT, PREV, MATE_NEXT, MATE_PREV, PINS, FENCE = range(8)
 TARGET = 1 << 30  # in PINS, beside the number of pending copies from the block: one goes to it
 

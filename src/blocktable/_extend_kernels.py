@@ -325,9 +325,10 @@ def extend(
             served, short_needed, short_gained = i, needed, gained
             if partial:
                 break
-    if code == OK and indptr[n] > out.shape[1]:
-        code = refuse(info, BAD_INDPTR, 0, n, -1, indptr[n], out.shape[1], 0)
-    if code == OK and stride and indptr[n] * per * stride != words.size and not (partial and served >= 0):
+    for i in range(max(served, 0), n if code == OK and partial else 0):  # rows that are not looked at otherwise
+        if indptr[i + 1] < indptr[i]:
+            code = refuse(info, BAD_INDPTR, 0, i + 1, -1, indptr[i + 1], indptr[i], 0)
+    if code == OK and stride and indptr[n] * per * stride != words.size:
         code = refuse(info, BAD_INDPTR, 0, n, -1, indptr[n], words.size // (per * stride), 0)
     for back in range(pretended):
         row = rows[pretended - 1 - back]

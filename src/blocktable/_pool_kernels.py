@@ -2,13 +2,15 @@
 
 Blocks that hold nothing known are handed out first, the last returned before any other; then the idle blocks of the
 prefix index, the longest idle first. Both lists are threaded through the blocks, so that a hit takes an idle block out
-in O(1). Block 0 is both ends of the idle list; block NUM_BLOCKS, which is none, of the list of fenced ones, which is in
-the order of their fences.
+in O(1). Block 0 is both ends of the idle list; block NUM_BLOCKS, which is none, of the list of those that a step or a copy
+may still read. Both lists are in the order in which their blocks lost the last owner, so that a block that had to wait
+takes the place in the idle list that it would have had without.
 """
 
 from blocktable._cache_layout import (
     BLOCK_FIELDS,
     CACHED,
+    CLOCK,
     COPIES,
     EVICTIONS,
     FENCE,
@@ -21,6 +23,7 @@ from blocktable._cache_layout import (
     I64,
     INDEX,
     LISTS,
+    LOW31,
     NEXT,
     NUM_BLOCKS,
     PINS,
@@ -54,17 +57,44 @@ def unlink(blocks: I32, block: int) -> None:
     blocks[after * BLOCK_FIELDS + PREV] = before
 
 
-@helper(nothing(*LISTS, i64))
-def settle(meta: I64, blocks: I32, block: int) -> None:
-    """Put a block that nobody holds or reads where it may be reissued from."""
+@helper(i64(*LISTS, i64, i64))
+def settle(meta: I64, blocks: I32, block: int, after: int) -> int:
+    """Put a block that nobody holds or reads where it may be reissued from.
+
+    In the idle list that is before ``after``, which lost its last owner later (0: the end), and before those that
+    did so too; returns what the block stands before then, or itself, to begin from with an older one.
+    """
     meta[PUSHED] += 1
-    if blocks[block * BLOCK_FIELDS + SEAT]:
-        link_before(blocks, block, 0)
-        meta[CACHED] += 1
-    else:
-        blocks[block * BLOCK_FIELDS + NEXT] = meta[FREE_TOP]
+    at = block * BLOCK_FIELDS
+    if blocks[at + SEAT] == 0:
+        blocks[at + NEXT] = meta[FREE_TOP]
         meta[FREE_TOP] = block
         meta[FREE] += 1
+        return after
+    before = i64(blocks[after * BLOCK_FIELDS + PREV])
+    while before and blocks[before * BLOCK_FIELDS + REF] < blocks[at + REF]:
+        after = before
+        before = i64(blocks[after * BLOCK_FIELDS + PREV])
+    link_before(blocks, block, after)
+    meta[CACHED] += 1
+    return block
+
+
+@helper(nothing(*LISTS))
+def count_anew(meta: I64, blocks: I32) -> None:
+    """Start the clock again before it leaves 32 bits: number the idle and the fenced blocks in the order they are in."""
+    end, clock = meta[NUM_BLOCKS], i64(0)
+    idle, fenced = i64(blocks[NEXT]), i64(blocks[end * BLOCK_FIELDS + NEXT])
+    while idle or fenced != end:
+        if fenced == end or (idle and blocks[idle * BLOCK_FIELDS + REF] > blocks[fenced * BLOCK_FIELDS + REF]):
+            block = idle
+            idle = i64(blocks[block * BLOCK_FIELDS + NEXT])
+        else:
+            block = fenced
+            fenced = i64(blocks[block * BLOCK_FIELDS + NEXT])
+        clock += 1
+        blocks[block * BLOCK_FIELDS + REF] = -clock
+    meta[CLOCK] = clock
 
 
 @helper(i64(*INDEX))
@@ -94,17 +124,16 @@ def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
 def adopt(meta: I64, blocks: I32, block: int) -> None:
     """Give a block one more owner; if it had none, it leaves the place where it waited."""
     at = block * BLOCK_FIELDS
-    if blocks[at + REF] == 0:
-        meta[HELD] += 1
-        if blocks[at + FENCE] > meta[RETIRED]:
-            unlink(blocks, block)
-            meta[FENCED] -= 1
-        elif blocks[at + PINS]:
-            meta[FENCED] -= 1
-        else:
-            unlink(blocks, block)
-            meta[CACHED] -= 1
-    blocks[at + REF] += 1
+    if blocks[at + REF] > 0:
+        blocks[at + REF] += 1
+        return
+    unlink(blocks, block)
+    if blocks[at + PINS] or blocks[at + FENCE] > meta[RETIRED]:
+        meta[FENCED] -= 1
+    else:
+        meta[CACHED] -= 1
+    blocks[at + REF] = 1
+    meta[HELD] += 1
 
 
 @helper(nothing(*LISTS, i64))
@@ -112,16 +141,17 @@ def unpin(meta: I64, blocks: I32, block: int) -> None:
     """Note that one pending copy from a block is done or called off."""
     at = block * BLOCK_FIELDS
     blocks[at + PINS] -= 1
-    if blocks[at + PINS] == 0 and blocks[at + REF] == 0 and blocks[at + FENCE] <= meta[RETIRED]:
+    if blocks[at + PINS] == 0 and blocks[at + REF] <= 0 and blocks[at + FENCE] <= meta[RETIRED]:
+        unlink(blocks, block)
         meta[FENCED] -= 1
-        settle(meta, blocks, block)
+        settle(meta, blocks, block, 0)
 
 
 @helper(i64(*LISTS, i64))
 def at_rest(meta: I64, blocks: I32, block: int) -> int:
     """Say whether a block has no owner and nobody still reads it: 1 if it can be reissued, else 0."""
     at = block * BLOCK_FIELDS
-    if blocks[at + REF] or blocks[at + FENCE] > meta[RETIRED]:
+    if blocks[at + REF] > 0 or blocks[at + FENCE] > meta[RETIRED]:
         return 0
     return 1 if blocks[at + PINS] == 0 or blocks[at + PINS] == TARGET else 0
 
@@ -162,36 +192,33 @@ def release(meta: I64, blocks: I32, copies: I32, block: int, fence: int) -> None
     if blocks[at + REF]:
         return
     meta[HELD] -= 1
+    if meta[CLOCK] == LOW31:
+        count_anew(meta, blocks)
+    meta[CLOCK] += 1
+    blocks[at + REF] = -meta[CLOCK]
     if blocks[at + PINS] >= TARGET:
         call_off(meta, blocks, copies, block)
-    if blocks[at + FENCE] > meta[RETIRED]:
-        meta[FENCED] += 1
-        after = meta[NUM_BLOCKS]  # fences only rise: mostly the end of the list is its place
-        while True:
-            before = i64(blocks[after * BLOCK_FIELDS + PREV])
-            if before == meta[NUM_BLOCKS] or blocks[before * BLOCK_FIELDS + FENCE] <= blocks[at + FENCE]:
-                break
-            after = before
-        link_before(blocks, block, after)
-    elif blocks[at + PINS]:
+    if blocks[at + PINS] or blocks[at + FENCE] > meta[RETIRED]:
+        link_before(blocks, block, meta[NUM_BLOCKS])
         meta[FENCED] += 1
     else:
-        settle(meta, blocks, block)
+        settle(meta, blocks, block, 0)
 
 
 @compiled(nothing(*LISTS, i64))
 def retire(meta: I64, blocks: I32, fence: int) -> None:
-    """Let the blocks of every fence up to this one be reissued."""
-    end = meta[NUM_BLOCKS]
+    """Let the blocks of every fence up to this one be reissued; the newest first, so that both lists are walked once."""
+    end, after = meta[NUM_BLOCKS], i64(0)
     meta[RETIRED] = fence
-    block = i64(blocks[end * BLOCK_FIELDS + NEXT])
-    while block != end and blocks[block * BLOCK_FIELDS + FENCE] <= fence:
-        after = i64(blocks[block * BLOCK_FIELDS + NEXT])
-        unlink(blocks, block)
-        if blocks[block * BLOCK_FIELDS + PINS] == 0:
+    block = i64(blocks[end * BLOCK_FIELDS + PREV])
+    while block != end:
+        at = block * BLOCK_FIELDS
+        before = i64(blocks[at + PREV])
+        if blocks[at + PINS] == 0 and blocks[at + FENCE] <= fence:
+            unlink(blocks, block)
             meta[FENCED] -= 1
-            settle(meta, blocks, block)
-        block = after
+            after = settle(meta, blocks, block, after)
+        block = before
 
 
 @compiled(nothing(*LISTS, i32[::1]))

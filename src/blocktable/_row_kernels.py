@@ -11,6 +11,7 @@ from blocktable._cache_layout import (
     ABSENT,
     BLOCK_FIELDS,
     CACHED,
+    CLOCK,
     COPIES,
     DENSE,
     FENCE,
@@ -78,7 +79,7 @@ from blocktable._kernels import (
     owned,
     touch,
 )
-from blocktable._pool_kernels import pop, release
+from blocktable._pool_kernels import count_anew, pop, release
 from blocktable._prefix_kernels import child, give_slot, go_on_from, list_blockless, plant, take_seat, take_slot, unseat
 
 TABLES = (i64[:, ::1], i32[::1], i32[::1], i32[:, ::1])  # info, state, entries, dirty
@@ -468,6 +469,8 @@ def give_back(
         if want >= live:
             continue
         start = info[group, BASE] + row * info[group, WIDTH]
+        if meta[CLOCK] + live > LOW31:
+            count_anew(meta, blocks)
         for column in range(live - 1, want - 1, -1):
             block = i64(entries[start + column]) & LOW31
             at = block * BLOCK_FIELDS
@@ -476,7 +479,8 @@ def give_back(
             if fence or blocks[at + REF] != 1 or blocks[at + PINS] or blocks[at + FENCE] > retired:
                 release(meta, blocks, copies, block, fence)
                 continue
-            blocks[at + REF] = 0  # as release and settle do, without a call
+            meta[CLOCK] += 1
+            blocks[at + REF] = -meta[CLOCK]  # as release and settle do, without a call
             meta[HELD] -= 1
             meta[PUSHED] += 1
             if blocks[at + SEAT]:

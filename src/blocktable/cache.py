@@ -329,8 +329,7 @@ class KVCache:
             if headroom:
                 _integer(headroom, "headroom", 0)
             total = int(starts[-1]) if starts.size else 0
-            if not 0 <= total <= self._plan.largest * wanted.size:
-                total = 0  # refused below, as more than the rows can take
+            total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
             code = e.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
             while code != k.OK:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -293,7 +294,6 @@ def compare(load: tuple[Trace, dict[str, int], int], *, prefix_cache: bool) -> t
     assert stats["free"] + stats["cached"] == limits["num_blocks"] - 1
     assert not simulation._cache.tables.tables[0].num_blocks.any()
     assert summary.kernel_checks == summary.law_checks == summary.steps
-    event(f"preemptions: {min(expected.preemptions, 5)}")
     return summary, expected
 
 
@@ -304,7 +304,8 @@ def needed(trace: Trace) -> int:
 @settings(max_examples=min(2 * settings.default.max_examples, 1000), deadline=None)
 @given(loads())
 def test_the_simulation_equals_the_reference(load: tuple[Trace, dict[str, int], int]) -> None:
-    summary, _ = compare(load, prefix_cache=False)
+    summary, expected = compare(load, prefix_cache=False)
+    event(f"preemptions: {min(expected.preemptions, 5)}")
     assert summary.computed_tokens == needed(load[0]) + summary.recomputed_tokens
     assert (summary.prefix_hit_tokens, summary.prefix_query_tokens, summary.evictions) == (0, 0, 0)
 
@@ -316,3 +317,20 @@ def test_with_a_prefix_cache_it_equals_the_reference_over_the_model(load: tuple[
     least, most = needed(load[0]) - summary.prefix_hit_tokens, needed(load[0]) + summary.recomputed_tokens
     assert least <= summary.computed_tokens <= most
     event(f"hits: {summary.prefix_hit_tokens > 0}, evictions: {summary.evictions > 0}")
+
+
+TWINS: list[list[int]] = [[2**62], [7], [2**62], [7], [7], [7], [7], [7], []]  # several compute one prefix at once
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [(0, 4, 20), (0, 4, 20), (0, 1, 8), (1, 24, 0), (1, 24, 0), (1, 18, 6), (3, 8, 0), (3, 16, 3), (10, 16, 0)],
+        [(0, 24, 0), (0, 4, 20), (0, 4, 20), (0, 1, 8), (1, 24, 0), (1, 18, 6), (3, 8, 1), (3, 16, 3), (10, 16, 3)],
+    ],
+)
+def test_which_of_several_equal_blocks_is_adopted_decides_what_fits(requests: list[tuple[int, int, int]]) -> None:
+    """The oldest: with another one these loads take a step more, or finish a request a step later."""
+    trace = make_trace([(arrival / 100, prompt, output) for arrival, prompt, output in requests], TWINS)
+    limits = {"num_blocks": 15, "max_rows": 4, "token_budget": 8, "block": 4, "longest": 24}
+    compare((trace, limits, 6), prefix_cache=True)

@@ -5,6 +5,7 @@ import pytest
 
 import blocktable
 from blocktable import ArgumentError, ConcurrentUse, Group, NeverFits, OutOfBlocks
+from blocktable import _cache_layout as c
 from blocktable.cache import KVCache
 from blocktable.prefix import salt
 
@@ -137,6 +138,39 @@ def test_evictions_take_the_longest_idle_and_its_leaves_first():
     assert cache.stats()["evictions"] == 3
 
 
+def test_a_block_that_had_to_wait_for_a_step_is_evicted_on_its_own_turn():
+    """Fenced later or not at all, a root given back behind its leaves stays behind them."""
+    for fences in ((1, 2, None), (2, 2, None), (1, 2, 3), (None, 2, None), (1, 1, 1)):
+        cache = cache_of(num_blocks=8, block=1, length=7)
+        filled(cache, 0, [5, 6, 7])
+        cache.fork(0, 1)
+        cache.free([1], fences[0])
+        cache.truncate([0], [1], fences[1])
+        cache.free([0], fences[2])
+        cache.retire(3)
+        filled(cache, 2, [9] * 5)
+        assert cache.stats()["evictions"] == 1
+        assert hit(cache, [5, 6, 7, 8]) == 2
+        cache.check()
+
+
+def test_the_order_of_idle_blocks_outlives_the_clock_that_keeps_it():
+    cache = cache_of(num_blocks=25)
+    for r, first in enumerate((100, 200, 300)):
+        filled(cache, r, list(range(first, first + 17)))
+    cache._meta[c.CLOCK] = 2**31 - 9
+    cache.free([0])
+    cache.free([1], 1)
+    cache.check()
+    cache.free([2])
+    assert cache._meta[c.CLOCK] < 100
+    cache.check()
+    cache.retire(1)
+    cache.check()
+    filled(cache, 0, list(range(400, 400 + 60)))  # 15 blocks: 12 free ones and 3 evicted
+    assert [hit(cache, list(range(first, first + 17))) for first in (100, 200, 300)] == [4, 16, 16]
+
+
 def test_a_hit_takes_idle_blocks_back_into_use():
     cache = cache_of()
     before = filled(cache, 0, list(range(9)))
@@ -154,6 +188,15 @@ def test_several_blocks_may_back_a_prefix_and_it_answers_while_one_lives():
     cache.truncate([0], [0])
     assert hit(cache, list(range(9))) == 8
     cache.check()
+
+
+def test_of_several_blocks_that_hold_the_same_the_oldest_is_adopted():
+    cache = cache_of()
+    for r in (1, 0):
+        cache.extend([r], [0, 9], np.arange(9))
+    assert filled(cache, 2, list(range(9)))[:2] == row(cache, 1)[:2]
+    cache.free([1, 2])
+    assert filled(cache, 2, list(range(9)))[:2] != row(cache, 0)[:2]
 
 
 def test_truncate_into_a_cached_block_forgets_it():
@@ -401,6 +444,9 @@ def test_ragged_input_that_does_not_fit_is_refused():
                 verb(rows, indptr, tokens)
     with pytest.raises((ArgumentError, NeverFits)):
         cache.extend([0], [0, 2**62])
+    for indptr in ([0, 1, 300, 2], [0, 1, 300, 299]):  # row 1 does not fit, and what comes behind is wrong all the same
+        with pytest.raises(ArgumentError):
+            cache.extend([0, 1, 2], indptr, np.zeros(indptr[-1], int), partial=True, headroom=62)
     assert cache.stats()["free"] == 63
 
 

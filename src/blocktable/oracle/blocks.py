@@ -1,6 +1,6 @@
 """The blocks of a pool, one record each: who holds them, what they contain, and what keeps them from being reissued."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 Label = tuple[int, bytes, tuple[int, ...], int]
 """What a block contains: (group, salt, all tokens up to the block's end, part of its unit)."""
@@ -8,13 +8,18 @@ Label = tuple[int, bytes, tuple[int, ...], int]
 
 @dataclass
 class Block:
-    """One block. ``owners`` are rows (a row twice never happens); ``waiting`` says since when nobody holds it."""
+    """One block. ``owners`` are rows (a row twice never happens); ``left`` says when the last of them gave it back."""
 
     owners: set[int] = field(default_factory=set)
     label: Label | None = None
+    labelled: int = 0  # when it got its label
     fence: int | None = None
     copies: int = 0  # pending copies that read it
-    waiting: int = 0
+    left: int = 0
+
+    def copy(self) -> "Block":
+        """Return the same block again."""
+        return Block(set(self.owners), self.label, self.labelled, self.fence, self.copies, self.left)
 
 
 class Blocks:
@@ -25,10 +30,15 @@ class Blocks:
         self.retired: int | None = None
         self.clock = 0
 
+    def tick(self) -> int:
+        """Return the time, never the same twice."""
+        self.clock += 1
+        return self.clock
+
     def copy(self) -> "Blocks":
         """Return the same blocks again, to go back to."""
         other = Blocks(0)
-        other.all = {block: replace(one, owners=set(one.owners)) for block, one in self.all.items()}
+        other.all = {block: one.copy() for block, one in self.all.items()}
         other.retired, other.clock = self.retired, self.clock
         return other
 
@@ -51,23 +61,10 @@ class Blocks:
         return found
 
     def reissuable(self) -> list[int]:
-        """Return the blocks that may be handed out next: empty ones if there are any, else the least recently used.
-
-        Of several that have waited equally long, one whose tokens another one continues is not yet on its turn.
-        """
+        """Return the blocks that may be handed out next: empty ones if there are any, else the one given back first."""
         idle = [block for block, one in self.all.items() if not one.owners and not self.fenced(block)]
         empty = [block for block in idle if self.all[block].label is None]
-        if empty:
-            return empty
-        oldest = min((self.all[block].waiting for block in idle), default=0)
-        last = [block for block in idle if self.all[block].waiting == oldest]
-        return [block for block in last if not any(self._continues(other, block) for other in last)]
-
-    def _continues(self, other: int, block: int) -> bool:
-        longer, label = self.all[other].label, self.all[block].label
-        if longer is None or label is None or longer[:2] != label[:2]:
-            return False
-        return len(longer[2]) > len(label[2]) and longer[2][: len(label[2])] == label[2]
+        return empty or sorted(idle, key=lambda block: self.all[block].left)[:1]
 
     def available(self) -> int:
         """Return how many blocks could be handed out now."""
@@ -75,8 +72,15 @@ class Blocks:
         return counts["free"] + counts["cached"]
 
     def holding(self, label: Label) -> list[int]:
-        """Return the blocks that contain exactly this."""
-        return [block for block, one in self.all.items() if one.label == label]
+        """Return the blocks that contain exactly this, the oldest first."""
+        found = [block for block, one in self.all.items() if one.label == label]
+        return sorted(found, key=lambda block: self.all[block].labelled)
+
+    def label(self, block: int, label: Label) -> None:
+        """Say what a block contains, unless that is known."""
+        one = self.all[block]
+        if one.label is None:
+            one.label, one.labelled = label, self.tick()
 
     def take(self, block: int, row: int) -> None:
         """Hand out a block, empty, to its first owner."""
@@ -91,21 +95,14 @@ class Blocks:
         """Take an owner from a block; a step numbered ``fence`` may still read it."""
         one = self.all[block]
         one.owners.remove(row)
-        one.waiting = self.clock
+        one.left = self.tick()
         if fence is not None:
             one.fence = fence if one.fence is None else max(one.fence, fence)
 
     def retire(self, n: int) -> None:
-        """Let the blocks of every fence up to n be reissued; they wait for their turn from now on."""
-        self.clock += 1
-        before = {block for block in self.all if self.fenced(block)}
+        """Let the blocks of every fence up to n be reissued, each on the turn that it has waited for."""
         self.retired = n if self.retired is None else max(self.retired, n)
-        for block in before:
-            if not self.fenced(block):
-                self.all[block].waiting = self.clock
 
     def copied(self, source: int) -> None:
         """One copy fewer is going to read a block."""
         self.all[source].copies -= 1
-        if not self.fenced(source):
-            self.all[source].waiting = self.clock

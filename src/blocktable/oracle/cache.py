@@ -181,8 +181,8 @@ class CacheModel:
             for g in range(len(self.groups)):
                 for column in range((end - self.unit) // self.span(g), end // self.span(g)):
                     block = row.blocks[g][column]
-                    if block and self.blocks.all[block].label is None:
-                        self.blocks.all[block].label = self._label(g, row.salt, row.tokens, column)
+                    if block:
+                        self.blocks.label(block, self._label(g, row.salt, row.tokens, column))
 
     # ---- verbs
 
@@ -368,7 +368,6 @@ class CacheModel:
 
     def commit(self) -> list[tuple[int, int, int]]:
         """Return the copies to run before the step's writes; their sources may be reissued from here on."""
-        self.blocks.clock += 1
         copies, self.copies = self.copies, []
         for _, source, _ in copies:
             self.blocks.copied(source)
@@ -411,7 +410,6 @@ class CacheModel:
 
     def _lengthen(self, index: int, part: list[int], final: int | None, headroom: int, slots: Any, needed: int) -> int:
         """Extend one row: windows first, then blocks, then tokens and slots, then the mark; return the blocks it took."""
-        self.blocks.clock += 1
         row = self.rows[index]
         begin, end = len(row.tokens), len(row.tokens) + len(part)
         self._check_extend(index, part, final, None)
@@ -550,7 +548,6 @@ class CacheModel:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        self.blocks.clock += 1
         saved = self._saved()
         try:
             yield
