@@ -56,6 +56,12 @@ class Source:
     seed: int = 0
     limit: int | None = None
 
+    @property
+    def title(self) -> str:
+        """What a report calls it."""
+        name = f"a synthetic hour (seed {self.seed})" if self.path is None else Path(self.path).name
+        return name if self.limit is None else f"the first {self.limit:,} requests of {name}"
+
     def load(self, max_model_len: int) -> Trace:
         """Read or make the trace; a synthetic one holds nothing longer than ``max_model_len``."""
         trace = synthetic(self.seed, max_model_len=max_model_len) if self.path is None else read_trace(self.path)
@@ -293,6 +299,10 @@ class Study:
                 losses += 1
                 if not _is_loss(error) or losses > MOST_LOSSES:
                     raise
+        return self.done()
+
+    def done(self) -> list[Record]:
+        """Return the records that there are, in the order of the cells."""
         return [record for record in self.records if record is not None]
 
     def _results(self, indices: Sequence[int]) -> Iterator[tuple[int, Record]]:

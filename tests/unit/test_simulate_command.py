@@ -241,7 +241,7 @@ def test_an_interrupt_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_interrupt_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktable.traces.synthetic", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("blocktable.study.synthetic", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     result = Result(*SMALL)
     assert (result.status, result.out) == (130, "")
     assert "interrupted before the first step" in result.err

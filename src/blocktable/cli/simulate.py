@@ -1,37 +1,30 @@
-"""`blocktable simulate`: replay an hour of traffic through a KV cache, and say what the pool and the kernel saw."""
+"""`blocktable simulate`: replay an hour of traffic through a KV cache, or through a grid of them, and say what was seen."""
 
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from blocktable.cli.flags import parse_length
 from blocktable.errors import ArgumentError, BlockTableError
-from blocktable.geometry import plan
 
 if TYPE_CHECKING:
+    from blocktable.curves import Curves
     from blocktable.geometry import Geometry
     from blocktable.simulate import Simulation
-    from blocktable.traces import Trace
+    from blocktable.study import Cell, Record, Source
+    from blocktable.traces import BadLine
 
 __all__ = ["command"]
 
-ASSUMED_MODEL_LEN = 131072  # tokens
-ASSUMED_POOL = 524288  # tokens, some 36 GB of an 8B model or of DeepSeek's latent cache at 16 bits
 SHOWN = 10  # line numbers in a message
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
-
-class PrefixCache(StrEnum):
-    """Whether what was computed stays for later prompts: not at all, or until its block is the longest idle."""
-
-    OFF = "off"
-    LRU = "lru"
 
 
 def command(
@@ -40,32 +33,45 @@ def command(
         typer.Argument(help="Mooncake JSON lines or Azure CSV; without it, a synthetic hour.", show_default=False),
     ] = None,
     *,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 32,
+    block_size: Annotated[str, typer.Option(metavar="N[,N…]", help="Tokens per block.")] = "32",
     num_blocks: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=2,
-            help="Blocks of the pool, the null block included.",
-            show_default=f"{ASSUMED_POOL} tokens, or one request of --max-model-len",
+            metavar="N[,N…]",
+            help="Blocks of the pool, the null block included; 20k is 20,000.",
+            show_default="524288 tokens, or one request of --max-model-len",
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 256,
-    max_model_len: Annotated[
-        int | None,
+    pool_tokens: Annotated[
+        str | None,
         typer.Option(
-            min=1,
+            metavar="N[,N…]",
+            help="The pool in tokens, in place of --num-blocks: block sizes compare fairly at equal memory.",
+            show_default=False,
+        ),
+    ] = None,
+    max_rows: Annotated[str, typer.Option(metavar="N[,N…]", help="Requests that run at once.")] = "256",
+    max_model_len: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N…]",
             help="Tokens of the longest request, prompt and output; longer ones are refused.",
-            show_default=f"{ASSUMED_MODEL_LEN}, or what --num-blocks holds",
+            show_default="131072, or what the pool holds",
         ),
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(help="A kernel that checks the tables at every step, such as FLASHINFER_MLA; may be repeated."),
-    ] = None,
-    token_budget: Annotated[int, typer.Option(min=1, help="Tokens that a step computes at most.")] = 8192,
-    prefix_cache: Annotated[
-        PrefixCache | None,
         typer.Option(
+            metavar="NAME[,NAME…]",
+            help="A kernel that checks the tables at every step, such as FLASHINFER_MLA. Names after commas take turns; "
+            "where the option is repeated, all have to accept.",
+        ),
+    ] = None,
+    token_budget: Annotated[str, typer.Option(metavar="N[,N…]", help="Tokens that a step computes at most.")] = "8192",  # noqa: S107 - tokens, not a secret
+    prefix_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="off|lru[,…]",
             help="Keep what was computed for prompts that begin alike; the longest idle block goes first.",
             show_default="lru where the trace has hash ids, else off",
         ),
@@ -75,46 +81,104 @@ def command(
         int | None, typer.Option(min=1, help="Only the first so many requests.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the synthetic hour.")] = 0,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm==VERSION",
+            help="The release that `check` judges each cell for.",
+            show_default="the vLLM installed here, else the newest known",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cells that run at once, each in a process.", show_default="the cores of this machine"
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run the cells on this Ray cluster (`local` starts one).", show_default=False
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a row per cell, as Parquet or CSV by the file's ending. Finished cells are kept beside it: run "
+            "the same line again to go on.",
+            show_default=False,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write pictures and tables into one file.", show_default=False),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Verify the laws at every step.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Drive a trace of requests through a KV cache by continuous batching, without a model.
 
     Every step ends as an engine's does: the slots are there, the changed entries are committed, and the kernel is asked
-    whether it accepts the table. Exit status: 0 done, 1 a law broken or a table refused, 2 wrong usage or input, 130
+    whether it accepts the table. Lists such as --block-size 16,32,64 make a grid: every combination is a cell, simulated by
+    itself, and the cells are compared. Exit status: 0 done, 1 a law broken or a table refused, 2 wrong usage or input, 130
     interrupted, with the counts so far.
     """
     try:
-        geometry, blocks = _size(block_size, num_blocks, max_model_len, backend or [])
-        requests = _requests(trace, seed, limit, geometry)
-        simulation = _simulation(
-            requests,
-            geometry,
-            num_blocks=blocks,
-            max_rows=max_rows,
-            token_budget=token_budget,
-            step_ms=step_ms,
-            prefix_cache=None if prefix_cache is None else prefix_cache is PrefixCache.LRU,
-            check=check,
+        _usable(results, report)
+        cells = _cells(
+            block_size=_counts(block_size, "--block-size"),
+            num_blocks=_counts(num_blocks, "--num-blocks", least=2),
+            pool_tokens=_counts(pool_tokens, "--pool-tokens"),
+            backends=_backends(backend or []),
+            prefix_cache=_prefix_caches(prefix_cache),
+            max_model_len=_counts(max_model_len, "--max-model-len"),
+            max_rows=_counts(max_rows, "--max-rows"),
+            token_budget=_counts(token_budget, "--token-budget"),
+            step_ms=[step_ms],
+            check=[check],
         )
+        source = _source(trace, seed, limit)
+        if len(cells) > 1 or results is not None or ray is not None:
+            from blocktable.cli.grid import run_grid  # noqa: PLC0415 - many cells, another output
+
+            code = run_grid(
+                cells,
+                source,
+                engine=engine,
+                jobs=jobs,
+                ray=ray,
+                results=results,
+                report=report,
+                quiet=quiet,
+                as_json=as_json,
+            )
+            raise typer.Exit(code)
+        simulation = _begin(cells[0], source)
     except (BlockTableError, OSError, MemoryError) as error:
         _wrong(error)
     except KeyboardInterrupt:
         typer.echo("interrupted before the first step", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
-    finding, interrupted = "", False
+    from blocktable.curves import Curves  # noqa: PLC0415 - as _cells
+    from blocktable.study import facts as count  # noqa: PLC0415
+
+    finding, interrupted, curves = "", False, Curves()
     try:
-        _drive(simulation)
+        _drive(simulation, curves if report else None, quiet=quiet)
     except BlockTableError as error:
         finding = str(error)
     except KeyboardInterrupt:
         interrupted = True
-    facts = _facts(simulation, requests, finding=finding, interrupted=interrupted)
+    facts = count(simulation, finding=finding, interrupted=interrupted)
+    if report is not None:
+        _report(report, source, cells[0], engine, facts, curves)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        _print(_lines(facts, geometry))
+        _print(_lines(facts, simulation.geometry))
     if finding:
         typer.echo(f"finding at step {facts['steps'] + 1}: {finding}", err=True)
     if finding or interrupted:
@@ -129,49 +193,108 @@ def _wrong(error: BaseException) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _size(
-    block_size: int, num_blocks: int | None, max_model_len: int | None, backends: list[str]
-) -> "tuple[Geometry, int]":
-    """Plan the tables, and settle the limits that were not given."""
-    if max_model_len is None:
-        held = ASSUMED_MODEL_LEN if num_blocks is None else (num_blocks - 1) * block_size
-        max_model_len = min(ASSUMED_MODEL_LEN, held)
-    geometry = plan(max_model_len=max_model_len, block_size=block_size, contracts=backends)
-    if num_blocks is None:
-        num_blocks = max(ASSUMED_POOL // block_size, geometry.min_blocks) + 1
-    return geometry, num_blocks
+def _usable(results: Path | None, report: Path | None) -> None:
+    """Refuse at once what could otherwise only be refused after hours."""
+    if results is not None and results.suffix not in (".csv", ".parquet"):
+        raise ArgumentError(f"--results {results} is neither .csv nor .parquet", remedy="end the name in one of them")
+    for path, package in (
+        (report, "plotly"),
+        (results if results and results.suffix == ".parquet" else None, "pyarrow"),
+    ):
+        if path is not None and find_spec(package) is None:
+            raise ArgumentError(
+                f"{path} needs {package}, which is not installed", remedy="pip install 'blocktable[report]'"
+            )
+    for path in (results, report):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ArgumentError(f"the folder of {path} does not exist", remedy="make it, or name a file elsewhere")
 
 
-def _requests(path: Path | None, seed: int, limit: int | None, geometry: "Geometry") -> "Trace":
-    """Read or make the trace, and name its bad lines on stderr."""
-    from blocktable.traces import read_trace, synthetic  # noqa: PLC0415 - help and wrong usage need no NumPy
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
-    trace = synthetic(seed, max_model_len=geometry.max_model_len) if path is None else read_trace(path)
-    for line in trace.bad_lines[:SHOWN]:
+
+def _counts(text: str | None, name: str, least: int = 1) -> list[int | None]:
+    """Read a list of numbers, as `check` reads its lengths: 20k is 20,000, 20K is 20,480."""
+    if text is None:
+        return [None]
+    found: list[int | None] = []
+    for word in _split(text) or [""]:
+        number = parse_length(word, name)
+        if number == "auto" or number < least:
+            raise ArgumentError(
+                f"{name} must be at least {least}, got {word!r}",
+                values={name: word},
+                remedy="give numbers such as 16,32",
+            )
+        found.append(number)
+    return found
+
+
+def _backends(given: list[str]) -> "list[tuple[str, ...]]":
+    return list(itertools.product(*map(_split, given)))
+
+
+def _prefix_caches(text: str | None) -> list[bool | None]:
+    if text is None:
+        return [None]
+    known = {"off": False, "lru": True}
+    for word in _split(text):
+        if word not in known:
+            raise ArgumentError(
+                f"--prefix-cache {word} is not known", values={"got": word}, remedy="use off, lru or both"
+            )
+    return [known[word] for word in _split(text)]
+
+
+def _cells(**axes: "Sequence[Any]") -> "list[Cell]":
+    from blocktable.study import grid  # noqa: PLC0415 - help and wrong usage need neither NumPy nor compiled loops
+
+    if axes["num_blocks"] != [None] and axes["pool_tokens"] != [None]:
+        raise ArgumentError("--num-blocks and --pool-tokens both set the pool", remedy="give one of them")
+    return grid(**axes)
+
+
+def _source(path: Path | None, seed: int, limit: int | None) -> "Source":
+    from blocktable.study import Source  # noqa: PLC0415 - as _cells
+
+    return Source(None if path is None else str(path), seed, limit)
+
+
+def _begin(cell: "Cell", source: "Source") -> "Simulation":
+    geometry, blocks = cell.size()
+    trace = source.load(geometry.max_model_len)
+    name_bad_lines(source.path, trace.bad_lines)
+    return cell.begin(trace, geometry, blocks)
+
+
+def name_bad_lines(path: str | None, bad_lines: "Sequence[BadLine]") -> None:
+    """Say on stderr which lines of a trace are no requests."""
+    for line in bad_lines[:SHOWN]:
         typer.echo(f"{path} line {line.number} is no request: {line.reason}", err=True)
-    if len(trace.bad_lines) > SHOWN:
-        typer.echo(f"{path}: {len(trace.bad_lines) - SHOWN} more lines are no requests", err=True)
-    return trace if limit is None else trace.first(limit)
+    if len(bad_lines) > SHOWN:
+        typer.echo(f"{path}: {len(bad_lines) - SHOWN} more lines are no requests", err=True)
 
 
-def _simulation(trace: "Trace", geometry: "Geometry", **limits: Any) -> "Simulation":
-    from blocktable.simulate import Simulation  # noqa: PLC0415 - nor compiled loops
+def _report(path: Path, source: "Source", cell: "Cell", engine: str | None, facts: "Record", curves: "Curves") -> None:
+    from blocktable.report import page  # noqa: PLC0415 - plotly, only here
+    from blocktable.study import mark_front, ratios  # noqa: PLC0415
 
-    simulation = Simulation(trace, geometry, **limits)
-    if simulation.done:
-        raise ArgumentError(
-            f"each of the {len(trace)} requests is longer than max_model_len {geometry.max_model_len}",
-            law="L1",
-            values={"requests": len(trace), "max_model_len": geometry.max_model_len},
-            remedy=f"--max-model-len {int((trace.input_length + trace.output_length).max())} serves all of them",
-        )
-    return simulation
+    record = cell.verdict(engine) | {"backend": "+".join(cell.backends) or None, "unfit": None} | facts
+    record |= ratios(record) | {"curves": curves.as_dict()}
+    mark_front([record])
+    path.write_text(page([record], source.title), encoding="utf-8")
 
 
-def _drive(simulation: "Simulation") -> None:
+def _drive(simulation: "Simulation", curves: "Curves | None", *, quiet: bool) -> None:
     """Run to the end, with a progress bar where somebody watches."""
-    if not sys.stderr.isatty():
-        simulation.run()
+
+    def keep() -> None:
+        if curves is not None:
+            curves.add(simulation)
+
+    if quiet or not sys.stderr.isatty():
+        simulation.run(keep)
         return
     from rich import progress as bars  # noqa: PLC0415 - nobody watches a pipe
     from rich.console import Console  # noqa: PLC0415
@@ -185,7 +308,13 @@ def _drive(simulation: "Simulation") -> None:
         bars.TextColumn("left"),
     )
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        simulation.run(_reporter(simulation, progress))
+        tell = _reporter(simulation, progress)
+
+        def after_step() -> None:
+            keep()
+            tell()
+
+        simulation.run(after_step)
 
 
 def _reporter(simulation: "Simulation", progress: Any) -> Callable[[], None]:
@@ -201,25 +330,6 @@ def _reporter(simulation: "Simulation", progress: Any) -> Callable[[], None]:
             due = now + 0.1
 
     return report
-
-
-def _facts(simulation: "Simulation", trace: "Trace", *, finding: str, interrupted: bool) -> dict[str, Any]:
-    geometry = simulation.geometry
-    return asdict(simulation.summary()) | {
-        "bad_lines": [asdict(line) for line in trace.bad_lines],
-        "interrupted": interrupted,
-        "finding": finding or None,
-        "block_size": geometry.block_size,
-        "kernel_block_size": geometry.kernel_block_size,
-        "width": geometry.width,
-        "kernel_width": geometry.kernel_width,
-        "padding": geometry.padding,
-        "max_model_len": geometry.max_model_len,
-        "num_blocks": simulation.num_blocks,
-        "max_rows": simulation.max_rows,
-        "token_budget": simulation.token_budget,
-        "prefix_cache": PrefixCache.LRU if simulation.prefix_cache else PrefixCache.OFF,
-    }
 
 
 def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]:
@@ -256,7 +366,7 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
 
 
 def _prefix_line(facts: dict[str, Any]) -> str:
-    if facts["prefix_cache"] == PrefixCache.OFF:
+    if facts["prefix_cache"] == "off":
         return "not cached"
     hit, query = facts["prefix_hit_tokens"], facts["prefix_query_tokens"]
     return f"{_percent(hit, query)} hit, {hit:,} of {query:,} tokens; {facts['evictions']:,} cached blocks evicted"
