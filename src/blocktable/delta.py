@@ -61,6 +61,10 @@ class Delta(msgspec.Struct, frozen=True, eq=False):  # a dataclass as frozen tak
         """Compare by content, bit for bit."""
         return isinstance(other, Delta) and self.to_bytes() == other.to_bytes()
 
+    def __ne__(self, other: object) -> bool:
+        """Compare by content; a msgspec struct would say that of two objects none is the other."""
+        return not self == other
+
     def __hash__(self) -> int:
         """Hash by content."""
         return hash(self.to_bytes())

@@ -137,3 +137,10 @@ def test_contents_that_no_commit_writes_are_refused_though_the_checksum_fits(wro
 def test_what_is_no_delta_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(blocktable.BlockTableError):
         Delta.from_bytes(bad)
+
+
+def test_equal_deltas_are_not_unequal():
+    first, second = (Delta(1, np.array([[0, 1, 0, 1, 0, 1]], np.int32), np.array([n], np.int32)) for n in (5, 6))
+    again = Delta.from_bytes(first.to_bytes())
+    assert (again == first, again != first) == (True, False)
+    assert (second == first, second != first) == (False, True)
