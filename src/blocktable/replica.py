@@ -30,7 +30,7 @@ class Replica(TableState):
     [[7, 9, 0, 0]]
     """
 
-    def __init__(self, groups: Any, *, max_rows: int) -> None:
+    def __init__(self, groups: Any, *, max_rows: int, sanitize: Any = None) -> None:  # noqa: ARG002 - read by __new__
         super().__init__([Shape.of(group) for group in as_groups(groups)], max_rows, None)
         self._sent = self._entries  # a replica has nothing pending
         self._seq: int | None = None  # nothing applied yet: the first delta after an empty state will do

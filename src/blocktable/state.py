@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from blocktable import _kernels as k
 from blocktable._arrays import as_count, as_int64
 from blocktable._faults import fault
+from blocktable._sanitized import Sanitizable
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
 
@@ -85,7 +86,7 @@ class GroupTable:
         return f"<table {self._group}, {kind}: {rows} rows of {width}, {np.count_nonzero(self.num_blocks)} live>"
 
 
-class TableState:
+class TableState(Sanitizable):
     """Tables of all groups, to be read; ``BlockTables`` and ``Replica`` add how they change."""
 
     def __init__(self, shapes: Sequence[Shape], max_rows: int, num_blocks: int | None) -> None:

@@ -26,7 +26,7 @@ class BlockTables(TableState):
 
     ``groups`` is a sequence of ``Group`` or ``Geometry``. Block ids are 1 .. num_blocks - 1; without ``num_blocks``
     they must fit int32 as kernel ids. ``tables[g].array`` (short for ``tables.tables[g].array``) is group g's table. State: 8 bytes per entry (the table, and
-    what the last commit sent). One thread owns the object.
+    what the last commit sent). One thread owns the object. ``sanitize`` (True or a mode) checks the laws at each call.
 
     >>> import blocktable
     >>> tables = BlockTables([blocktable.plan(max_model_len=64, block_size=16)], max_rows=2)
@@ -38,7 +38,7 @@ class BlockTables(TableState):
     blocktable.errors.ArgumentError: append: row 0 of group 0 would hold 5 blocks, its width is 4; append at most 1 here, or plan a larger max_model_len [L2]
     """
 
-    def __init__(self, groups: Any, *, max_rows: int, num_blocks: int | None = None) -> None:
+    def __init__(self, groups: Any, *, max_rows: int, num_blocks: int | None = None, sanitize: Any = None) -> None:  # noqa: ARG002 - read by __new__
         self.groups: tuple[Group, ...] = as_groups(groups)
         self._seq = 0
         self._origin = 0

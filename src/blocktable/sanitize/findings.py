@@ -1,11 +1,13 @@
 """What a sanitizer says: a finding names the law, the place in the tables, and the two operations that met there."""
 
 import logging
+import os
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from blocktable.errors import ArgumentError, LawBroken
 
@@ -13,6 +15,7 @@ __all__ = ["MODES", "Finding", "Log", "Mode", "Operation", "Report"]
 
 Mode = Literal["raise", "log", "count"]
 MODES: tuple[str, ...] = get_args(Mode)
+caller = sys._getframe  # noqa: SLF001 - nothing else names the line that called
 KEPT = 1000  # findings; beyond, they are only counted
 LOGGER = logging.getLogger("blocktable.sanitize")
 
@@ -76,6 +79,14 @@ class Report:
         self.mode = mode
         self.findings: list[Finding] = []
         self.counts: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, sanitize: Any) -> "Report":
+        """Return the report that ``sanitize`` asks for: True, a mode, a Report, or None for BLOCKTABLE_SANITIZE's mode."""
+        if isinstance(sanitize, Report):
+            return sanitize
+        asked = os.environ.get("BLOCKTABLE_SANITIZE", "") if sanitize is None else sanitize
+        return cls("raise" if asked in (True, "1") else asked)
 
     def __len__(self) -> int:
         """Return how many findings there were."""

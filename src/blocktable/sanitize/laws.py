@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blocktable.groups import Group
+from blocktable.groups import KINDS
+from blocktable.state import Shape
 
 Ints = NDArray[np.int64]
 
@@ -32,16 +33,22 @@ class Unit(NamedTuple):
     ranks: int
     interleave: int
     limit: int
+    ratio: int
+    kernel_width: int
 
     @classmethod
-    def of(cls, group: int, spec: Group, num_blocks: int | None, *, kernel: bool = False) -> "Unit":
-        """Read a group's numbers; ``kernel``: of the table that the kernel sees."""
-        g = spec.geometry
-        ratio = g.block_size // g.kernel_block_size
+    def of(cls, group: int, shape: Shape, num_blocks: int | None) -> "Unit":
+        """Read a group's numbers off its shape."""
+        ratio = shape.block_size // shape.kernel_block_size
         limit = 2**31 // ratio if num_blocks is None else num_blocks
-        if kernel:
-            return cls(group, spec.kind, g.kernel_width, g.kernel_block_size, g.cp_size, g.cp_interleave, limit * ratio)
-        return cls(group, spec.kind, g.width, g.block_size, g.cp_size, g.cp_interleave, limit)
+        kind, ranks, interleave = KINDS[shape.kind], shape.cp_size, shape.cp_interleave
+        return cls(group, kind, shape.width, shape.block_size, ranks, interleave, limit, ratio, shape.kernel_width)
+
+    @property
+    def kernel(self) -> "Unit":
+        """The same table as the kernel sees it, in kernel blocks."""
+        block, limit = self.block // self.ratio, self.limit * self.ratio
+        return self._replace(width=self.kernel_width, block=block, limit=limit, ratio=1)
 
     @property
     def span(self) -> int:

@@ -7,7 +7,6 @@
 Arrays are NumPy's or torch's, of any integer type and device; nothing is kept but copies.
 """
 
-import sys
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from blocktable._ints import ceil_div
 from blocktable.errors import ArgumentError, ContractError
 from blocktable.groups import as_groups
-from blocktable.sanitize.findings import Finding, Log, Report
+from blocktable.sanitize.findings import Finding, Log, Report, caller
 from blocktable.sanitize.laws import (
     Broken,
     Ints,
@@ -30,6 +29,7 @@ from blocktable.sanitize.laws import (
     slots_of,
     writers_broken,
 )
+from blocktable.state import Shape
 
 __all__ = ["Watch", "watch"]
 
@@ -90,7 +90,8 @@ class Watch:
         self.report = report
         self.steps = 0
         self._rank, self._ignore, self._kernel = cp_rank, ignore, kernel_blocks
-        self._units = [Unit.of(g, group, num_blocks, kernel=kernel_blocks) for g, group in enumerate(self.groups)]
+        units = [Unit.of(g, Shape.of(group), num_blocks) for g, group in enumerate(self.groups)]
+        self._units = [unit.kernel for unit in units] if kernel_blocks else units
         self._log = Log()
         # The tables of the step before, and the operation after which each entry was first seen as it is.
         self._before: list[Any] = [None] * len(self._units)
@@ -152,7 +153,7 @@ class Watch:
         held = None if lengths is None else as_numbers(lengths).astype(np.int64)
         where = None if positions is None else as_numbers(positions).astype(np.int64)
         _fit(self._units, found, counts, asked, starts, where, mapped)
-        self._log.add(self.steps, verb, frame or sys._getframe(1))  # noqa: SLF001 - what names the caller's line
+        self._log.add(self.steps, verb, frame or caller(1))
         now: list[Finding] = []
         for g, unit in enumerate(self._units):
             table = found[g].copy() if found[g].dtype.kind == "i" else found[g].astype(np.int64)
