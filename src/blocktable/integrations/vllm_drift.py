@@ -1,0 +1,181 @@
+"""What the plugin relies on in vLLM, held against the source of an installed release without importing it.
+
+signatures   the functions that are replaced or wrapped, and the classes that are stood in for, member by member
+call sites   with which arguments vLLM makes a table, and which members of it vLLM touches anywhere
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from blocktable.errors import BlockTableError
+
+__all__ = ["moved", "package", "strangers"]
+
+WORKER = "v1/worker"
+V1, V2 = f"{WORKER}/block_table.py", f"{WORKER}/gpu/block_table.py"
+
+# mode: file: function or method: its parameters, "..." where more may follow
+FUNCTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "preflight": {
+        "config/vllm.py": {
+            "VllmConfig.__post_init__": "self",
+            "get_layers_from_vllm_config": "vllm_config layer_type layer_names",
+        },
+        "model_executor/model_loader/utils.py": {
+            "initialize_model": "vllm_config * prefix model_class model_config",
+        },
+        f"{WORKER}/utils.py": {"select_common_block_size": "kv_manager_block_size backends ..."},
+        "v1/core/kv_cache_utils.py": {"get_kv_cache_groups": "vllm_config kv_cache_spec"},
+    },
+    "tables": {
+        V1: {
+            "get_block_table_width": "max_num_blocks block_size * token_alignment",
+            "MultiGroupBlockTable.__init__": "self max_num_reqs max_num_batched_tokens pin_memory device block_sizes "
+            "max_num_blocks cp_kv_cache_interleave_size slot_mapping_modes",
+            "MultiGroupBlockTable.append_row": "self block_ids row_idx",
+            "MultiGroupBlockTable.add_row": "self block_ids row_idx",
+            "MultiGroupBlockTable.clear_row": "self row_idx",
+            "MultiGroupBlockTable.move_row": "self src tgt",
+            "MultiGroupBlockTable.swap_row": "self src tgt",
+            "MultiGroupBlockTable.compute_slot_mapping": "self num_reqs query_start_loc positions",
+            "MultiGroupBlockTable.commit_block_table": "self num_reqs",
+            "MultiGroupBlockTable.clear": "self",
+            "BlockTable.add_row": "self block_ids row_idx",
+            "BlockTable.commit_block_table": "self num_reqs",
+            "BlockTable.get_device_tensor": "self num_reqs",
+            "BlockTable.get_numpy_array": "self",
+        },
+        V2: {
+            "BlockTables.__init__": "self block_sizes max_num_reqs max_num_batched_tokens max_num_blocks_per_group device "
+            "cp_size cp_rank cp_interleave slot_mapping_enabled dcp_sharded",
+            "BlockTables.append_block_ids": "self req_index new_block_ids overwrite",
+            "BlockTables.apply_staged_writes": "self",
+            "BlockTables.gather_block_tables": "self idx_mapping num_reqs_padded out out_ptrs",
+            "BlockTables.compute_slot_mappings": "self idx_mapping query_start_loc positions num_tokens_padded out",
+            "BlockTables.get_dummy_block_tables": "self num_reqs",
+            "BlockTables.get_dummy_slot_mappings": "self num_tokens",
+        },
+        f"{WORKER}/worker_base.py": {"WorkerWrapperBase.initialize_from_config": "self kv_cache_configs"},
+    },
+}
+FUNCTIONS = {**FUNCTIONS, "observe": FUNCTIONS["tables"]}
+
+# mode: file: names that the file must look up in itself, so that replacing them there is seen
+LOOKED_UP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "preflight": {"model_executor/model_loader/base_loader.py": ("initialize_model",)},
+    "tables": {
+        f"{WORKER}/gpu_input_batch.py": ("MultiGroupBlockTable",),
+        f"{WORKER}/gpu/model_runner.py": ("BlockTables",),
+    },
+}
+LOOKED_UP = {**LOOKED_UP, "observe": LOOKED_UP["tables"]}
+
+# Where vLLM makes a table, and by which keywords.
+MADE: Mapping[str, tuple[str, str]] = {
+    f"{WORKER}/gpu_input_batch.py": (
+        "MultiGroupBlockTable",
+        (
+            "block_sizes cp_kv_cache_interleave_size device max_num_batched_tokens max_num_blocks max_num_reqs pin_memory "
+            "slot_mapping_modes"
+        ),
+    ),
+    f"{WORKER}/gpu/model_runner.py": (
+        "BlockTables",
+        (
+            "block_sizes cp_interleave cp_rank cp_size dcp_sharded device max_num_batched_tokens max_num_blocks_per_group "
+            "max_num_reqs slot_mapping_enabled"
+        ),
+    ),
+}
+
+
+def package() -> Path:
+    """Return the folder of the vLLM that would be imported here."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        raise BlockTableError("vLLM is not installed here", remedy="pip install blocktable[vllm]")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def moved(root: Path, mode: str) -> list[str]:
+    """Return a sentence for each thing that ``mode`` relies on and the vLLM in ``root`` does not have; cost: 0.1 s."""
+    return [*_functions(root, FUNCTIONS[mode]), *_lookups(root, LOOKED_UP[mode])]
+
+
+def _functions(root: Path, files: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for file, functions in files.items():
+        defined = _parameters(root / file)
+        for name, wanted in functions.items():
+            found = defined.get(name)
+            if found is None:
+                yield f"{file} has no {name}"
+            elif found != wanted and not (wanted.endswith(" ...") and f"{found} ".startswith(wanted[:-3])):
+                yield f"{file}: {name} takes ({found}), not ({wanted})"
+
+
+def _lookups(root: Path, files: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    for file, names in files.items():
+        tree = _tree(root / file)
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        for name in names:
+            if name not in called:
+                yield f"{file} does not call {name}"
+        if file in MADE:
+            yield from _makings(file, tree, *MADE[file])
+
+
+def _makings(file: str, tree: ast.Module, name: str, wanted: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            found = " ".join(sorted(word.arg or "**" for word in node.keywords))
+            if node.args or found != wanted:
+                yield f"{file} makes {name} with {len(node.args)} positional arguments and ({found}), not ({wanted})"
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
+
+
+def _parameters(path: Path) -> dict[str, str]:
+    """Return the parameters of every function and method of a file by its name."""
+    found: dict[str, str] = {}
+    for node in _tree(path).body:
+        if isinstance(node, ast.ClassDef):
+            methods = (one for one in node.body if isinstance(one, ast.FunctionDef))
+            found |= {f"{node.name}.{one.name}": _names(one) for one in methods}
+        elif isinstance(node, ast.FunctionDef):
+            found[node.name] = _names(node)
+    return found
+
+
+def _names(function: ast.FunctionDef) -> str:
+    arguments = function.args
+    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    if arguments.kwonlyargs:
+        names += ["*", *(one.arg for one in arguments.kwonlyargs)]
+    return " ".join(names)
+
+
+def strangers(root: Path, owner: str, members: set[str]) -> Iterator[str]:
+    """Yield where vLLM touches a member of ``<something>.owner`` that is not among ``members``; cost: seconds.
+
+    ``owner`` is what vLLM's runners call their tables, ``block_table`` in V1 and ``block_tables`` in V2.
+    """
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f".{owner}." not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Attribute)
+                and node.value.attr == owner
+                and node.attr not in members
+            ):
+                yield f"{path.relative_to(root)}:{node.lineno} touches {owner}.{node.attr}"

@@ -1,0 +1,134 @@
+"""The plugin's entry point without vLLM: modes, idempotence, honest failure, nothing heavy imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from blocktable.integrations import _patches, vllm, vllm_drift
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(vllm, "_registered", False)
+    monkeypatch.delenv("BLOCKTABLE_VLLM", raising=False)
+    monkeypatch.delenv("BLOCKTABLE_VLLM_STRICT", raising=False)
+    yield
+    _patches.undo()
+
+
+@pytest.fixture
+def problems(monkeypatch):
+    """Pretend that each mode has a problem, and collect which modes were asked for."""
+    asked = []
+
+    def problem(mode):
+        asked.append(mode)
+        return "a hook moved"
+
+    monkeypatch.setattr(vllm, "_problem", problem)
+    return asked
+
+
+def test_modes():
+    assert vllm.read_modes("") == ()
+    assert vllm.read_modes("tables,preflight, observe") == ("preflight", "observe", "tables")
+    assert vllm.read_modes("tables,off") == ()
+    with pytest.raises(vllm.PluginError, match="'tabels', which is no mode"):
+        vllm.read_modes("tabels")
+
+
+def test_the_preflight_is_all_that_installing_does(problems):
+    vllm.register()
+    assert problems == ["preflight"]
+
+
+def test_it_registers_once_in_a_process(problems):
+    vllm.register()
+    vllm.register()
+    assert problems == ["preflight"]
+
+
+def test_what_cannot_be_had_is_said_in_one_line_and_vllm_goes_on(problems, caplog, monkeypatch):
+    monkeypatch.setenv("BLOCKTABLE_VLLM", "tables")
+    vllm.register()
+    assert [record.getMessage() for record in caplog.records] == [
+        "blocktable tables: a hook moved; vLLM runs without it"
+    ]
+
+
+def test_a_wrong_word_is_said_too(caplog, monkeypatch):
+    monkeypatch.setenv("BLOCKTABLE_VLLM", "tabels")
+    vllm.register()
+    assert "'tabels', which is no mode" in caplog.text
+
+
+def test_strict_refuses_to_start(problems, monkeypatch):
+    monkeypatch.setenv("BLOCKTABLE_VLLM", "tables")
+    monkeypatch.setenv("BLOCKTABLE_VLLM_STRICT", "1")
+    with pytest.raises(vllm.PluginError, match="a hook moved"):
+        vllm.register()
+
+
+def test_a_release_outside_the_tested_range_is_a_problem(monkeypatch):
+    monkeypatch.setattr(vllm, "engine_version", lambda: "0.31.0")
+    assert "0.31.0 is outside the releases it was tested with" in vllm._problem("tables")
+
+
+def test_the_entry_point_imports_nothing_heavy():
+    code = (
+        "import sys; import blocktable.integrations.vllm; "
+        "print([m for m in ('torch', 'numba', 'numpy', 'vllm', 'rich', 'packaging') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+SOURCE = {
+    "config/vllm.py": "class VllmConfig:\n def __post_init__(self): ...\n"
+    "def get_layers_from_vllm_config(vllm_config, layer_type, layer_names=None): ...",
+    "model_executor/model_loader/utils.py": "def initialize_model(vllm_config, *, prefix='', model_class=None, model_config=None): ...",
+    "model_executor/model_loader/base_loader.py": "def load(): initialize_model()",
+    "v1/worker/utils.py": "def select_common_block_size(kv_manager_block_size, backends, kv_cache_specs=None): ...",
+    "v1/core/kv_cache_utils.py": "def get_kv_cache_groups(vllm_config, kv_cache_spec): ...",
+}
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Return a folder with as much of a vLLM as the preflight relies on."""
+    for name, text in SOURCE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_nothing_moved(release):
+    assert vllm_drift.moved(release, "preflight") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("config/vllm.py", "class VllmConfig: ...", "config/vllm.py has no VllmConfig.__post_init__"),
+        ("v1/worker/utils.py", "def select_common_block_size(size): ...", "takes (size), not (kv_manager_block_size"),
+        ("model_executor/model_loader/base_loader.py", "def load(): make()", "does not call initialize_model"),
+    ],
+)
+def test_what_moved_is_named(release, file, text, says):
+    (release / file).write_text(text)
+    assert any(says in sentence for sentence in vllm_drift.moved(release, "preflight"))
+
+
+def test_a_file_that_is_gone_is_named(release):
+    (release / "v1/core/kv_cache_utils.py").unlink()
+    assert vllm_drift.moved(release, "preflight") == ["v1/core/kv_cache_utils.py has no get_kv_cache_groups"]
+
+
+def test_a_member_nobody_knows_is_named(release):
+    (release / "runner.py").write_text(
+        "self.input_batch.block_table.shuffle_rows(3)\nself.input_batch.block_table.clear()"
+    )
+    assert list(vllm_drift.strangers(release, "block_table", {"clear"})) == [
+        "runner.py:1 touches block_table.shuffle_rows"
+    ]
