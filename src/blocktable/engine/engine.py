@@ -1,0 +1,214 @@
+"""The engine: prompts in, tokens out, over one scheduler and one worker or several.
+
+engine = Engine("path/of/a/model")
+for completion in engine.generate(["The sea", "A mountain"], max_tokens=32): …
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from blocktable.cache import KVCache
+from blocktable.engine.executors import Executor, Here, Processes, Result, Spec, WorkerDied
+from blocktable.engine.models import Model, load_tokenizer, read_shape
+from blocktable.engine.requests import Completion, Event, Request
+from blocktable.engine.scheduler import Scheduler
+from blocktable.errors import ArgumentError, LawBroken
+from blocktable.geometry import Geometry, plan
+from blocktable.groups import Group
+
+__all__ = ["Engine"]
+
+POOL_TOKENS = 16384  # of the default pool, unless one row takes more
+
+
+class Engine:
+    """Continuous batching of a Hugging Face causal language model over a ``KVCache``.
+
+    Parameters
+    ----------
+    model
+        A local folder, or a model that is already loaded (then ``workers`` must be 0).
+    backend
+        The table contract that is enforced at every attention call, as `get_contract` takes it; None: any table.
+    engine_width
+        A release such as "vllm==0.19.1", whose width is allocated, judged by nobody but the contract.
+    block_size, max_model_len, num_blocks, max_rows
+        The cache: tokens per block; tokens per row (the model's own limit); blocks in the pool, the null block
+        included (what 16384 tokens or one row take); rows at once.
+    token_budget
+        Tokens per step; a longer prompt is computed in chunks.
+    draft
+        Tokens guessed per step by prompt lookup, and verified; 0: none.
+    ahead
+        Schedule a step while the one before still runs. False: one after the other, to read and to debug.
+    check, poison
+        Verify every law and that the workers' tables equal the host's, at every step; fill what nobody owns with NaN.
+    workers, restart
+        Processes that run the model, each the whole of it, as tensor-parallel ranks would its shares: the same delta
+        and token ids go to each. 0: none, a thread of this process. ``restart``: one that dies is started again.
+
+    Raises ArgumentError for a model that cannot be loaded or served, GeometryError or ContractError for a table that the
+    backend's kernel refuses, NeverFits for a pool that cannot hold one row.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        backend: str | None = None,
+        engine_width: str | None = None,
+        block_size: int = 32,
+        max_model_len: int | None = None,
+        num_blocks: int | None = None,
+        max_rows: int = 32,
+        token_budget: int = 512,
+        prefix_cache: bool = True,
+        draft: int = 0,
+        ahead: bool = True,
+        check: bool = False,
+        poison: bool = False,
+        workers: int = 0,
+        restart: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.folder = Path(model) if isinstance(model, (str, Path)) else None
+        if workers and self.folder is None:
+            raise ArgumentError(
+                "workers load the model themselves, and this one is loaded already",
+                remedy="pass its folder, or workers=0",
+            )
+        here = None if workers else Model.load(self.folder, dtype) if self.folder else Model(model)
+        self.shape = here.shape if here else read_shape(Path(model))
+        limit = max_model_len or self.shape.max_positions
+        self.geometry = plan_table(limit, block_size, backend, engine_width)
+        groups = [Group(self.geometry, kind=one.kind, window=one.window) for one in self.shape.groups]
+        if num_blocks is None:
+            num_blocks = 1 + len(groups) * max(self.geometry.min_blocks + 1, -(-POOL_TOKENS // block_size))
+        self.cache = KVCache(groups, num_blocks=num_blocks, max_rows=max_rows, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(self.cache, token_budget=token_budget, draft=draft, poison=poison)
+        self.check, self.restart, self.depth = check, restart, 1 + ahead
+        geometries = [self.geometry] * len(groups)
+        spec = Spec(geometries, num_blocks, self.cache.snapshot())
+        self.executor: Executor = Here(here, spec) if here else Processes(Path(model), dtype, spec, workers)
+        self._sums: deque[int] = deque()
+        self._tokenizer: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer in the model's folder, loaded at first use."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.folder)
+        return self._tokenizer
+
+    def generate(self, prompts: Iterable[Any], **options: Any) -> list[list[Completion]]:
+        """Answer prompts and return, per prompt, its completions, one per sample.
+
+        A prompt is a text (a chat turn where the tokenizer has a chat template), a list of chat messages, or a sequence
+        of token ids. ``options`` are those of ``Request``: max_tokens, temperature, seed, samples, stop, salt; ``stop``
+        is the model's end-of-sequence tokens unless it is given.
+        """
+        requests = [self.request(prompt, **options) for prompt in prompts]
+        found: dict[int, list[Completion]] = {}
+        for event in self.stream(requests):
+            samples = found.setdefault(event.request, [])
+            while len(samples) <= event.sample:
+                samples.append(Completion([], ""))
+            samples[event.sample].tokens.append(event.token)
+            samples[event.sample].finish = event.finish
+        answers = [found[number] for number in sorted(found)]
+        if self.folder is not None:
+            for completion in (one for answer in answers for one in answer):
+                completion.text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        return answers
+
+    def request(self, prompt: Any, **options: Any) -> Request:
+        """Return the request that a prompt makes, encoded where it is text."""
+        if "stop" not in options:
+            options["stop"] = self.stop_tokens()
+        return Request(prompt=tuple(self.encode(prompt)), **options)
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Return a prompt's token ids."""
+        if isinstance(prompt, str) and self.tokenizer.chat_template:
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        if prompt and isinstance(prompt[0], dict):
+            return list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        return [int(token) for token in prompt]
+
+    def stop_tokens(self) -> frozenset[int]:
+        """Return the model's end-of-sequence tokens."""
+        end = self.shape.end
+        return frozenset([] if end is None else [end] if isinstance(end, int) else end)
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+        """Serve requests and yield every token as it becomes known; requests are numbered in order, from 0 on."""
+        numbers = {self.scheduler.add(request): place for place, request in enumerate(requests)}
+        while True:
+            submitted = self.scheduler.in_flight < self.depth and self._submit()
+            if not self.scheduler.in_flight:
+                return
+            if not submitted or self.scheduler.in_flight == self.depth:
+                for event in self._finish():
+                    yield event._replace(request=numbers[event.request])
+
+    def _submit(self) -> bool:
+        """Schedule a step and send it out; say whether there was one."""
+        step = self.scheduler.schedule()
+        if step is None:
+            return False
+        if self.check:
+            self.cache.check()
+            self._sums.append(zlib.crc32(self.cache.snapshot()))
+        self.executor.submit(step, check=self.check)
+        return True
+
+    def _finish(self) -> list[Event]:
+        """Wait for the oldest step in flight, and take its tokens."""
+        try:
+            result = self.executor.result()
+        except WorkerDied:
+            if not self.restart:
+                raise
+            self.scheduler.start_over()
+            self._sums.clear()
+            self.executor.restart(self.cache.snapshot())
+            return []
+        if self.check:
+            self._compare(result)
+        return self.scheduler.complete(result.tokens)
+
+    def _compare(self, result: Result) -> None:
+        """Hold the workers' tables to the host's, bit for bit."""
+        expected = self._sums.popleft()
+        for worker, found in enumerate(result.checksums):
+            if found != expected:
+                raise LawBroken(
+                    f"the tables of worker {worker} differ from the host's", law="L11", values={"worker": worker}
+                )
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.executor.close()
+
+    def __enter__(self) -> Self:
+        """Return the engine."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the workers."""
+        self.close()
+
+
+def plan_table(max_model_len: int, block_size: int, backend: str | None, engine_width: str | None) -> Geometry:
+    """Plan a row, and let the backend's kernel judge the table that a release allocates for it."""
+    contracts = [] if backend is None else [backend]
+    geometry = plan(max_model_len=max_model_len, block_size=block_size, contracts=contracts, engine=engine_width)
+    geometry.check((1, geometry.kernel_width))
+    return geometry
