@@ -28,6 +28,7 @@ from blocktable._arrays import as_int64
 from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
+from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
@@ -61,7 +62,7 @@ class CacheTables(BlockTables):
     append = assign = truncate = clear = release = move = swap = copy = resize = commit = _closed
 
 
-class KVCache:
+class KVCache(Sanitizable):
     """Pool, prefix index and host tables of all groups of a model.
 
     ``groups`` is a sequence of ``Group`` or ``Geometry`` (no rings); ``num_blocks`` counts the null block. Row numbers are
@@ -83,7 +84,14 @@ class KVCache:
     """
 
     def __init__(
-        self, groups: Any, *, num_blocks: int, max_rows: int, prefix_cache: bool = True, cp_rank: int = 0
+        self,
+        groups: Any,
+        *,
+        num_blocks: int,
+        max_rows: int,
+        prefix_cache: bool = True,
+        cp_rank: int = 0,
+        sanitize: Any = None,  # noqa: ARG002 - read by __new__
     ) -> None:
         self.groups: tuple[Group, ...] = as_groups(groups)
         self.num_blocks = _integer(num_blocks, "num_blocks", 1)
@@ -96,6 +104,7 @@ class KVCache:
                 values={"cp_rank": cp_rank, "cp_size": ranks},
                 remedy="pass this process's rank in its context-parallel group",
             )
+        self.prefix_cache, self.cp_rank = bool(prefix_cache), int(cp_rank)
         self.tables = CacheTables(self.groups, max_rows=max_rows, num_blocks=self.num_blocks)
         self.max_rows = self.tables.max_rows
         self._busy = self.tables._busy
