@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from blocktable.cli import launch as lines
-from blocktable.cli.flags import parse_count, parse_length
+from blocktable.cli.flags import parse_bytes, parse_count, parse_length
 from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
 from blocktable.contracts.hardware import capability
 from blocktable.errors import ArgumentError
-from blocktable.preflight import Judgement, Launch, Model, find_release, judge, read_model, worst
+from blocktable.preflight import Draft, Judgement, Launch, Memory, Model, find_release, judge, read_model, worst
 
 __all__ = ["command", "options"]
 
@@ -69,6 +69,15 @@ def options(parser: ArgumentParser) -> None:
         help="ranks over which a row is split; 1 without it",
     )
     add("--lookahead", metavar="TOKENS", help="speculative tokens ahead of a request; 0 without it")
+    add("--tensor-parallel-size", "-tp", metavar="RANKS", help="ranks over which the heads are split; 1 without it")
+    add(
+        "--gpu-memory",
+        "--kv-cache-memory-bytes",
+        metavar="SIZE",
+        help="what one GPU has for the KV cache, weights and all else aside, such as 40GiB: how many blocks and requests fit",
+    )
+    add("--num-gpu-blocks-override", metavar="BLOCKS", help="the blocks of the pool, in place of what the memory gives")
+    add("--kv-cache-dtype", metavar="DTYPE", help="such as fp8; the model's own without it")
     add("--json", dest="as_json", action="store_true", help="print one JSON object")
     add(
         "launch",
@@ -89,6 +98,10 @@ def command(
     block_size: str | None,
     cp_size: str | None,
     lookahead: str | None,
+    tensor_parallel_size: str | None,
+    gpu_memory: str | None,
+    num_gpu_blocks_override: str | None,
+    kv_cache_dtype: str | None,
     as_json: bool,
     launch: Sequence[str],
 ) -> int:
@@ -99,9 +112,13 @@ def command(
     block = line.block_size if block_size is None else parse_count(block_size, "--block-size")
     drafts = line.speculative_tokens if lookahead is None else parse_count(lookahead, "--lookahead", least=0)
     ranks = None if cp_size is None else parse_count(cp_size, "--cp-size")
+    split = line.tensor_parallel if tensor_parallel_size is None else parse_count(tensor_parallel_size, "-tp")
+    memory = line.memory if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
+    override = num_gpu_blocks_override
+    blocks = line.num_blocks if override is None else parse_count(override, "--num-gpu-blocks-override")
     versions = _kernel_versions(kernels)
     hardware = None if gpu is None else capability(gpu)
-    known = _model(model, line)
+    known, drafted = _model(model, line), _draft(line)
     answers = []
     named: list[str | None] = [*_split(backend)]
     for name in named or [line.backend]:
@@ -124,10 +141,21 @@ def command(
                 kernels=versions,
                 hardware=hardware,
                 model=known,
-                tensor_parallel=line.tensor_parallel,
+                tensor_parallel=split,
                 max_num_seqs=line.max_num_seqs,
-                num_blocks=line.num_blocks,
+                num_blocks=blocks,
                 prefix_match_unit=line.prefix_match_unit,
+                memory=memory,
+                kv_dtype=(kv_cache_dtype or line.kv_dtype).lower(),
+                dtype=line.dtype,
+                conv_dtype=line.conv_dtype,
+                state_dtype=line.state_dtype,
+                batched_tokens=line.batched_tokens,
+                pipeline_parallel=line.pipeline_parallel,
+                async_scheduling=line.async_scheduling,
+                prefix_caching=line.prefix_caching,
+                one_group=line.one_group,
+                draft=drafted,
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
@@ -153,6 +181,18 @@ def _model(path: str | None, line: lines.Launch) -> Model | None:
     if path is not None:
         return read_model(path)
     return read_model(line.model) if line.model and Path(line.model, "config.json").is_file() else None
+
+
+def _draft(line: lines.Launch) -> Draft:
+    path = line.draft_model
+    here = path is not None and Path(path, "config.json").is_file()
+    return Draft(
+        method=line.draft_method,
+        model=read_model(path) if here and path else None,
+        backend=line.draft_backend,
+        kv_dtype=line.draft_kv_dtype,
+        ranks=line.draft_ranks,
+    )
 
 
 def _ranks(line: lines.Launch, release: Release) -> int:
@@ -182,6 +222,18 @@ def _as_json(answers: Sequence[Judgement]) -> str:
     return json.dumps(deciding if len(objects) == 1 else deciding | {"judgements": objects}, ensure_ascii=False)
 
 
+def _memory(answer: Judgement, memory: Memory) -> str:
+    parts = [f"{memory.bytes_per_token:,} bytes per token, {memory.bytes_per_block:,} per block of {answer.block_size}"]
+    if memory.num_blocks is not None:
+        parts.append(f"{memory.num_blocks:,} blocks")
+    if memory.blocks_per_request is not None:
+        parts.append(f"{memory.blocks_per_request:,} for {answer.max_model_len:,} tokens")
+    if memory.requests is not None:
+        parts.append(f"{memory.requests:.2f}x requests of that length at once")
+    parts += [f"not known: {missing}" for missing in memory.missing]
+    return "; ".join(parts)
+
+
 def _rows(answer: Judgement) -> Iterator[Row]:
     yield Row(f"{_LABEL[answer.verdict]:<9}", answer.reason, _COLOUR[answer.verdict])
     for missing in answer.missing:
@@ -194,5 +246,7 @@ def _rows(answer: Judgement) -> Iterator[Row]:
         yield Row("", "no way out was found by changing one setting")
     if answer.padding:
         yield Row("", f"padding: {answer.padding} of {answer.kernel_width} kernel blocks per row")
+    if answer.memory:
+        yield Row("", f"memory: {_memory(answer, answer.memory)}")
     if answer.assumed:
         yield Row("", f"assumed: {'; '.join(answer.assumed)}")

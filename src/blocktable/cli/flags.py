@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from blocktable.errors import ArgumentError
 
-__all__ = ["insert_file", "is_flag", "parse_count", "parse_length", "read_flags"]
+__all__ = ["insert_file", "is_flag", "parse_bytes", "parse_count", "parse_length", "read_flags"]
 
 # The flags that matter, by every spelling. Each takes one value.
 _FLAGS: Final[Mapping[str, str]] = {
@@ -32,6 +32,21 @@ _FLAGS: Final[Mapping[str, str]] = {
     "--speculative-config": "speculative_config",
     "-sc": "speculative_config",
     "--spec-tokens": "spec_tokens",
+    "--kv-cache-memory-bytes": "kv_cache_memory_bytes",
+    "--kv-cache-dtype": "kv_cache_dtype",
+    "--dtype": "dtype",
+    "--mamba-cache-dtype": "mamba_cache_dtype",
+    "--mamba-ssm-cache-dtype": "mamba_ssm_cache_dtype",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--pipeline-parallel-size": "pipeline_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "--kv-transfer-config": "kv_transfer_config",
+}
+# Switches that matter, each with its opposite.
+_SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
+    f"--{no}{name}": (name.replace("-", "_"), not no)
+    for name in ("enable-prefix-caching", "async-scheduling", "disable-hybrid-kv-cache-manager")
+    for no in ("", "no-")
 }
 # vLLM looks for this one before it completes shortened flags.
 _NEVER_SHORTENED: Final = frozenset({"--model"})
@@ -68,6 +83,20 @@ def parse_length(text: str, name: str = "--max-model-len") -> int | Literal["aut
             remedy=f"write {whole}{fraction}{unit.lower()}, or a whole number of {unit}",
         )
     return parse_count(str(int(whole) * 1024**power), name)
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Read a size in bytes: as vLLM does (25G counts in 1024, 25g in 1000), and with units such as GiB, then with fractions.
+
+    >>> parse_bytes("9.7MiB", "--gpu-memory"), parse_bytes("1G", "--gpu-memory"), parse_bytes("80 GB", "--gpu-memory")
+    (10171187, 1073741824, 80000000000)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtKMGT])(i?)B\s*", text)
+    if match:
+        base = 1024 if match[3] else 1000
+        return parse_count(str(int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1))), name)
+    length = parse_length(text, name)
+    return parse_count(text, name) if length == "auto" else length
 
 
 def parse_count(text: str, name: str, *, least: int = 1) -> int:
@@ -143,6 +172,11 @@ def read_flags(arguments: list[str]) -> dict[str, str]:
         key, *path = name.split(".")
         full = _spelling(key)
         flag = _FLAGS.get(full)
+        if full in _SWITCHES and not path and not equals:
+            switch, on = _SWITCHES[full]
+            flags[switch] = "true" if on else "false"
+            free = True
+            continue
         if not flag and not path:
             free = bool(equals) or bool(_SWITCH.match(full))
             continue
@@ -177,7 +211,7 @@ def _spelling(key: str) -> str:
     key = key.replace("_", "-")
     if key in _FLAGS or len(key) < 4:
         return key
-    full = [flag for flag in _FLAGS if flag.startswith(key) and flag not in _NEVER_SHORTENED]
+    full = [flag for flag in (*_FLAGS, *_SWITCHES) if flag.startswith(key) and flag not in _NEVER_SHORTENED]
     if len(full) > 1:
         raise ArgumentError(
             f"{key} could mean {' or '.join(full)}", values={"flag": key}, remedy="write the flag in full"

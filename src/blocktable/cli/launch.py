@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from blocktable.cli.flags import insert_file, is_flag, parse_count, parse_length, read_flags
+from blocktable.cli.flags import insert_file, is_flag, parse_bytes, parse_count, parse_length, read_flags
 from blocktable.cli.launch_facts import Launch, Length
 from blocktable.cli.launch_sglang import read_sglang
 from blocktable.errors import ArgumentError
@@ -67,8 +67,47 @@ def read_launch(words: Sequence[str]) -> Launch:
         num_blocks=_size(flags, "num_gpu_blocks_override", None),
         prefix_match_unit=_size(flags, "prefix_match_unit", None),
         speculative_tokens=_size(flags, "spec_tokens", drafts),
+        memory=_memory(flags, environment),
+        kv_dtype=flags.get("kv_cache_dtype", "auto"),
+        dtype=flags.get("dtype", "auto").lower(),
+        conv_dtype=flags.get("mamba_cache_dtype", "auto"),
+        state_dtype=flags.get("mamba_ssm_cache_dtype", "auto"),
+        batched_tokens=parse_bytes(flags["max_num_batched_tokens"], "--max-num-batched-tokens")
+        if "max_num_batched_tokens" in flags
+        else None,
+        pipeline_parallel=_size(flags, "pipeline_parallel_size", 1),
+        async_scheduling=_switch(flags, "async_scheduling"),
+        prefix_caching=_switch(flags, "enable_prefix_caching"),
+        one_group=bool(_switch(flags, "disable_hybrid_kv_cache_manager")),
+        draft_method=_method(speculative),
+        draft_model=speculative.get("model"),
+        draft_backend=_backend(speculative.get("attention_backend")),
+        draft_kv_dtype=speculative.get("kv_cache_dtype"),
+        draft_ranks=speculative.get("draft_tensor_parallel_size"),
+        connector=_read_json(flags, "kv_transfer_config", "--kv-transfer-config") or None,
         environment=environment,
     )
+
+
+def _method(speculative: Mapping[str, Any]) -> str:
+    """Return how tokens are drafted, by vLLM's rule where the method is left out."""
+    if not speculative:
+        return ""
+    method, model = speculative.get("method"), speculative.get("model")
+    return str(method or ("ngram" if model in ("ngram", "[ngram]") else "draft_model"))
+
+
+def _memory(flags: Mapping[str, str], environment: Mapping[str, str]) -> int | None:
+    """Return the bytes of the KV cache; the older variable for CPUs counts in GiB and wins."""
+    space = environment.get("VLLM_CPU_KVCACHE_SPACE")
+    if space:
+        return parse_count(space, "VLLM_CPU_KVCACHE_SPACE") * 2**30
+    name = "kv_cache_memory_bytes"
+    return parse_bytes(flags[name], "--kv-cache-memory-bytes") if name in flags else None
+
+
+def _switch(flags: Mapping[str, str], flag: str) -> bool | None:
+    return flags[flag] == "true" if flag in flags else None
 
 
 def _split_words(words: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 __all__ = ["Launch", "Length"]
 
@@ -32,4 +32,20 @@ class Launch:
     max_num_seqs: int | None = None
     num_blocks: int | None = None
     prefix_match_unit: int | None = None
+    memory: int | None = None
+    kv_dtype: str = "auto"
+    dtype: str = "auto"
+    conv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    batched_tokens: int | None = None
+    pipeline_parallel: int = 1
+    async_scheduling: bool | None = None
+    prefix_caching: bool | None = None
+    one_group: bool = False
+    draft_method: str = ""
+    draft_model: str | None = None
+    draft_backend: str | None = None
+    draft_kv_dtype: str | None = None
+    draft_ranks: int | None = None
+    connector: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

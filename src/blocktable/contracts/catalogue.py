@@ -85,6 +85,11 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     divides_state: bool = False
     common_default: bool = False
     match_unit_is_block: bool = False
+    caches_state: bool = False
+    counts_in_flight: bool = False
+    reserves_null: bool = False
+    fits_state: bool = False
+    fits_chunks: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
@@ -257,6 +262,11 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             divides_state=written[version].divides_state,
             common_default=written[version].common_default,
             match_unit_is_block=written[version].match_unit_is_block,
+            caches_state=written[version].caches_state,
+            counts_in_flight=written[version].counts_in_flight,
+            reserves_null=written[version].reserves_null,
+            fits_state=written[version].fits_state,
+            fits_chunks=written[version].fits_chunks,
             requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,

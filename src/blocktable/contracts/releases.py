@@ -30,7 +30,10 @@ class Release:
     ``aligns_state``: the rows of state groups are rounded like those of attention groups; ``divides_state``: they are
     divided over context-parallel ranks like those. ``common_default``: the block size taken when none is asked for suits
     every backend of a model, not the first alone. ``match_unit_is_block``: a single group takes no other unit of hashing
-    than its block.
+    than its block. ``caches_state``: prefix caching is on for models with a recurrent state too. ``counts_in_flight``: a
+    window holds the tokens of every step that is under way, not of one. ``reserves_null``: the null block is set aside
+    before asking whether the longest request fits. ``fits_state``: the block of a model with a recurrent state is the least
+    one whose page holds that state; ``fits_chunks``: where its kernel goes by chunks, a multiple of those.
     """
 
     engine: str
@@ -45,6 +48,11 @@ class Release:
     divides_state: bool = False
     common_default: bool = False
     match_unit_is_block: bool = False
+    caches_state: bool = False
+    counts_in_flight: bool = False
+    reserves_null: bool = False
+    fits_state: bool = False
+    fits_chunks: bool = False
     requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()
     evidence: str = "read"

@@ -44,14 +44,12 @@ def is_part(contract: Contract) -> bool:
 
 
 def own_block_size(launch: Launch, contract: Contract) -> int | None:
-    """Return the block size that the release takes when none is given; None where that follows from a recurrent state.
+    """Return the block size that the release takes when none is given, before it fits a recurrent state into it.
 
     For a contract that does not say, by vLLM's rule: its default where the backend takes a multiple of one of its sizes,
     and else the smallest of them (AttentionBackend.get_preferred_block_size).
     """
     release = launch.release
-    if launch.model and launch.model.state:
-        return None
     own = _preferred(release, contract)
     if own and release.common_default:
         return lcm(own, *(min(listed_sizes(one.kernel_block_sizes)) for one in companions(launch)))

@@ -11,8 +11,10 @@ from blocktable.errors import ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan
 from blocktable.preflight.choice import choose, refused_reasons
 from blocktable.preflight.completion import companions, complete, is_part, own_block_size
+from blocktable.preflight.hybrid import block_that_holds_a_state
 from blocktable.preflight.launch import Launch, is_unread
-from blocktable.preflight.pool import pool_problem
+from blocktable.preflight.memory import Memory, Unknown, longest_that_fits, measure
+from blocktable.preflight.pool import memory_problem, pool_problem
 
 __all__ = ["Judgement", "Verdict", "allocated", "assess", "missing_length"]
 
@@ -24,8 +26,9 @@ class Judgement:
     """The answer for one backend.
 
     ``verdict`` is refused, unknown or accepted; ``width`` is what the release allocates, in manager blocks, and
-    ``kernel_width`` the same in kernel blocks, ``padding`` of them beyond need. ``reason`` is one sentence, ``error`` what
-    the server would stop with. ``ways_out`` were judged too, each accepted. ``assumed`` names what was taken for granted,
+    ``kernel_width`` the same in kernel blocks, ``padding`` of them beyond need. ``max_model_len`` is the longest request,
+    ``memory`` what the pool holds, as far as they are known. ``reason`` is one sentence, ``error`` what the server would
+    stop with. ``ways_out`` were judged too, each accepted. ``assumed`` names what was taken for granted,
     ``missing`` what nobody can know from the question.
     """
 
@@ -37,6 +40,8 @@ class Judgement:
     width: int | None = None
     kernel_width: int | None = None
     padding: int | None = None
+    max_model_len: int | None = None
+    memory: Memory | None = None
     reason: str = ""
     error: str = ""
     ways_out: tuple[str, ...] = ()
@@ -57,6 +62,7 @@ def _assess(launch: Launch) -> Judgement:
         verdict="unknown",
         engine=f"{release.engine}=={release.version}" if release.version else release.engine,
         block_size=launch.block_size,
+        max_model_len=_length(launch),
     )
     if launch.backend is None:
         return _without_backend(launch, answer)
@@ -68,10 +74,16 @@ def _assess(launch: Launch) -> Judgement:
         name = str(error.values["name"])
         missing = (f"rule: what {name} demands of its table, which nobody has read", *missing_length(launch))
         return replace(answer, backend=name, missing=missing, reason=error.message)
-    asked = launch.block_size or own_block_size(launch, contract)
-    block = None if asked is None else contract.effective_block_size(asked)
+    block, unaligned = _block(launch, contract)
+    launch, fitted = _fit_length(launch, contract, block)
+    memory, held = _memory(launch, contract, block)
     answer = replace(
-        answer, backend=contract.name, block_size=block, assumed=tuple(_assumptions(launch, contract, block))
+        answer,
+        backend=contract.name,
+        block_size=block,
+        max_model_len=_length(launch),
+        memory=memory,
+        assumed=(*_assumptions(launch, contract, block, unaligned), *fitted, *held),
     )
     reasons = refused_reasons(launch, contract) if release.engine == "vllm" and "cpu" not in contract.hardware else ()
     if any(reason != "block_size not supported" for reason in reasons):
@@ -80,11 +92,11 @@ def _assess(launch: Launch) -> Judgement:
         )
     if launch.hardware and contract.hardware and not any(runs_on(one, launch.hardware) for one in contract.hardware):
         return _refused(answer, f"{contract.name} runs on {', '.join(contract.hardware)}, not on {launch.hardware}")
-    if block is None and launch.model and launch.model.state and (problem := pool_problem(launch, 0)):
+    if block is None and unaligned and (problem := pool_problem(launch, 0, launch.num_blocks)):
         return _refused(answer, *problem)
-    if block is None and launch.model and launch.model.state:
-        missing = (f"block_size (--block-size): {release} aligns it to the recurrent state", *missing_length(launch))
-        return replace(answer, missing=missing, reason=f"{launch.model.source} keeps a state beside its attention")
+    if block is None and unaligned:
+        missing = (f"block_size (--block-size): {unaligned}", *missing_length(launch))
+        return replace(answer, missing=missing, reason="the model keeps a recurrent state beside its attention")
     if block is None:
         missing = (f"block_size (--block-size): {release} has none of its own", *missing_length(launch))
         return replace(answer, missing=missing, reason=f"{release} takes the block size from its caller")
@@ -104,7 +116,7 @@ def _assess(launch: Launch) -> Judgement:
         sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
         text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
         return _refused(answer, f"an interleave of {launch.cp_interleave} does not divide blocks of {block}", text)
-    if problem := pool_problem(launch, block):
+    if problem := pool_problem(launch, block, answer.memory.num_blocks if answer.memory else launch.num_blocks):
         return _refused(answer, *problem)
     try:
         geometry = allocated(launch, contract, block)
@@ -135,7 +147,54 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
             f"context_parallel: whether {contract.name} runs under it in {launch.release}, which nobody has read",
         )
         return replace(answer, missing=missing, reason=allocates)
+    if answer.memory and (problem := memory_problem(launch, contract, geometry.block_size, answer.memory)):
+        return _refused(answer, *problem)
     return replace(answer, verdict="accepted", reason=f"{allocates}; {contract.name} takes {demand}")
+
+
+def _length(launch: Launch) -> int | None:
+    return launch.max_model_len if isinstance(launch.max_model_len, int) else None
+
+
+def _block(launch: Launch, contract: Contract) -> tuple[int | None, str]:
+    """Return the block size that is really taken, and what is missing to know how it is aligned to a recurrent state."""
+    asked = launch.block_size or own_block_size(launch, contract)
+    if asked is None:
+        return None, ""
+    block = contract.effective_block_size(asked)
+    if launch.release.engine != "vllm" or not launch.model or not launch.model.state:
+        return block, ""
+    try:
+        return block_that_holds_a_state(launch, contract, block), ""
+    except Unknown as fact:
+        return launch.block_size, str(fact)
+
+
+def _fit_length(launch: Launch, contract: Contract, block: int | None) -> tuple[Launch, tuple[str, ...]]:
+    """Return the launch with the length that ``auto`` comes to, where the memory and the model are known."""
+    most = launch.model.max_model_len if launch.model else None
+    if launch.max_model_len != "auto" or block is None or most is None:
+        return launch, ()
+    try:
+        length = longest_that_fits(launch, contract, block, most)
+    except Unknown:
+        return launch, ()
+    if not length:
+        return launch, ()
+    return replace(launch, max_model_len=length), (f"a longest request of {length} tokens, which auto comes to",)
+
+
+def _memory(launch: Launch, contract: Contract | None, block: int | None) -> tuple[Memory | None, tuple[str, ...]]:
+    """Return what the pool holds, and what is assumed where a pool is given of which that is not known."""
+    if block is None:
+        return None, ()
+    given = launch.memory is not None or launch.num_blocks is not None
+    try:
+        memory = measure(launch, contract, block)
+    except Unknown as fact:
+        return None, (f"a pool that holds a request of full length: not known without {fact}",) if given else ()
+    missing = memory.missing if given else ()
+    return memory, tuple(f"a pool that holds a request of full length: not known without {fact}" for fact in missing)
 
 
 def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
@@ -152,7 +211,10 @@ def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
     else:
         none = f"the order in which {release} tries backends on {launch.hardware}, which is not in the catalogue"
     missing = (f"backend (--backend): {none}", *missing_length(launch))
-    return replace(answer, missing=missing, reason=f"{release} chooses a backend by the GPU and the model")
+    memory, _ = _memory(launch, None, launch.block_size)
+    return replace(
+        answer, missing=missing, memory=memory, reason=f"{release} chooses a backend by the GPU and the model"
+    )
 
 
 def _drafts_need_interleave_1(launch: Launch, contract: Contract) -> bool:
@@ -167,8 +229,11 @@ def selection(contract: Contract, reasons: Sequence[str]) -> str:
 
 def missing_length(launch: Launch) -> tuple[str, ...]:
     """Return what to say where the length is not known; nothing where it is."""
+    if launch.max_model_len == "auto" and launch.memory is None and launch.num_blocks is None:
+        return ("max_model_len (--max-model-len): auto is sized by the memory that the server finds (--gpu-memory)",)
     if launch.max_model_len == "auto":
-        return ("max_model_len (--max-model-len): auto is sized by the memory that the server finds",)
+        fact = "a model (--model)" if launch.model is None else "what the model keeps, and how long it may get"
+        return (f"max_model_len (--max-model-len): auto follows from the memory and from {fact}",)
     if launch.max_model_len is None:
         return ("max_model_len (--max-model-len): not given, so it is the model's own",)
     return ()
@@ -229,14 +294,14 @@ def _kernel_text(error: ContractError) -> str:
     return f"{raised}: {error.message}" if raised else error.message
 
 
-def _assumptions(launch: Launch, contract: Contract, block: int | None) -> Iterator[str]:
+def _assumptions(launch: Launch, contract: Contract, block: int | None, unaligned: str) -> Iterator[str]:
     release = launch.release
     runs_on = f" ({', '.join(contract.hardware)})" if contract.hardware else ""
     if launch.hardware is None:
         yield f"hardware on which {contract.name} runs{runs_on}"
     drafts = f", which {release} does not widen by a lookahead of {launch.lookahead}" if launch.lookahead else ""
     yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{drafts}"
-    if launch.block_size is not None and launch.model and launch.model.state:
+    if launch.block_size is not None and unaligned:
         yield f"block size {block} as asked for, although {release} may align it to the recurrent state"
     if launch.block_size is None and block is not None:
         yield f"block size {block}, which {release} takes by itself for {contract.name}"

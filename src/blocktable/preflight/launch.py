@@ -9,9 +9,34 @@ from blocktable.contracts import Contract, Release, get_contract, known_engines,
 from blocktable.errors import UnknownName
 from blocktable.preflight.model import Model
 
-__all__ = ["Launch", "find_release", "is_unread"]
+__all__ = ["Draft", "Launch", "find_release", "is_unread"]
 
+_NO_LAYERS = ("", "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What proposes tokens ahead of the model: "" for nothing; ``model`` and ``backend`` None where they are not given."""
+
+    method: str = ""
+    model: Model | None = None
+    backend: str | None = None
+    kv_dtype: str | None = None
+    ranks: int | None = None
+
+    @property
+    def adds_layers(self) -> bool:
+        """Whether it brings attention layers of its own into the pool."""
+        return self.method not in _NO_LAYERS
+
+    @property
+    def inside(self) -> bool:
+        """Whether its layers are the model's own last ones (multi-token prediction)."""
+        return self.method.endswith("mtp")
+
+
+_NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True)
@@ -21,8 +46,10 @@ class Launch:
     ``backend`` and ``max_model_len`` None: nobody named them; "auto" is a length that the server sizes by its memory.
     ``block_size`` None: the release's own choice. ``kernels`` holds versions of kernel packages in place of those that
     the release pins, such as ``{"flashinfer": "0.7.2"}``. ``hardware`` is a compute capability or a platform, None where
-    it is not given, as ``model`` is. ``num_blocks`` is the pool, null block included, where the launch fixes it;
-    ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV connectors alike.
+    it is not given, as ``model`` is. ``num_blocks`` is the pool, null block included, where the launch fixes it, ``memory``
+    the bytes of its KV cache on one rank; ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV
+    connectors alike. ``kv_dtype``, ``dtype``, ``conv_dtype`` and ``state_dtype`` are what the launch asks for, "auto" where
+    it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
     """
 
     release: Release
@@ -39,6 +66,22 @@ class Launch:
     max_num_seqs: int | None = None
     num_blocks: int | None = None
     prefix_match_unit: int | None = None
+    memory: int | None = None
+    kv_dtype: str = "auto"
+    dtype: str = "auto"
+    conv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    batched_tokens: int | None = None
+    pipeline_parallel: int = 1
+    async_scheduling: bool | None = None
+    prefix_caching: bool | None = None
+    one_group: bool = False
+    draft: Draft = _NO_DRAFT
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prefix caching is on for a model that keeps a state."""
+        return self.release.caches_state if self.prefix_caching is None else self.prefix_caching
 
     @property
     def contract(self) -> Contract:

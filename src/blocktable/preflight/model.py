@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from blocktable.errors import ArgumentError
+from blocktable.preflight.layers import Layers, read_layers
+from blocktable.preflight.states import State, read_state
 
 __all__ = ["Model", "read_model"]
 
@@ -20,7 +22,10 @@ class Model:
 
     ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
     cache of its own; ``state``: some layers keep a recurrent state. ``head_size`` is that of the cache (latent and rope
-    for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it.
+    for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it. ``kept`` is what
+    its layers keep and ``recurrent`` the state of one, None where that is not known; ``index_size`` the bytes per token of a
+    sparse layer's index; ``dtype`` that of its weights, ``kv_dtype`` the one that a quantized checkpoint asks for its cache
+    ("" where that is not known).
     """
 
     source: str
@@ -33,6 +38,11 @@ class Model:
     sparse: bool = False
     state: bool = False
     max_model_len: int | None = None
+    kept: Layers | None = None
+    recurrent: State | None = None
+    index_size: int | None = None
+    dtype: str | None = None
+    kv_dtype: str = "auto"
 
     def grouped(self, ranks: int) -> bool:
         """Whether several queries of one of so many tensor-parallel ranks share a key; keys are repeated, never split."""
@@ -59,7 +69,8 @@ def read_model(path: str | Path) -> Model:
     if not isinstance(config, dict):
         raise _unfit(path, "its config is no object")
     text = config.get("text_config")
-    return _model(path, text if isinstance(text, dict) else config)
+    outer = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config}
+    return _model(path, outer | text if isinstance(text, dict) else config)
 
 
 def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
@@ -84,6 +95,11 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         sparse=bool(latent and config.get("index_topk")),
         state=_keeps_state(config),
         max_model_len=_longest(path, config),
+        kept=read_layers(config),
+        recurrent=read_state(config),
+        index_size=_index_size(path, config),
+        dtype=next((str(config[key]) for key in ("dtype", "torch_dtype") if config.get(key)), None),
+        kv_dtype=_cache_dtype(config.get("quantization_config")),
     )
 
 
@@ -100,12 +116,32 @@ def _keeps_state(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) for key in _STATE_KEYS) or any(word in named for word in _STATE_WORDS)
 
 
+def _index_size(path: str | Path, config: Mapping[str, Any]) -> int | None:
+    """Return the bytes per token of an index: 8 bits a value, and a scale of 4 bytes for 128 of them."""
+    head = _number(path, config, "index_head_dim")
+    return head + head // 128 * 4 if head else None
+
+
+def _cache_dtype(quantized: Any) -> str:
+    """Return the dtype of the cache that a checkpoint asks for; many that are quantized say nothing of it."""
+    if not isinstance(quantized, dict):
+        return "auto"
+    asked = [quantized.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo")]
+    inner = quantized.get("quantization")
+    if isinstance(inner, dict):
+        asked += [inner.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo")]
+    return "" if any(asked) else "auto"
+
+
 def _longest(path: str | Path, config: Mapping[str, Any]) -> int | None:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "unknown"
-    if kind not in ("default", "mrope", "llama3"):
-        return None
-    return _number(path, config, "max_position_embeddings") or None
+    longest = _number(path, config, "max_position_embeddings") or None
+    if kind == "yarn" and isinstance(rope.get("factor"), int | float):
+        # Older releases scale the original length, newer ones take the scaled one as it is.
+        scaled = (_number(path, rope, "original_max_position_embeddings") or 0) * rope["factor"]
+        return longest if scaled == longest else None
+    return longest if kind in ("default", "mrope", "llama3") else None
 
 
 def _unfit(path: str | Path, why: str) -> ArgumentError:

@@ -12,6 +12,7 @@ from blocktable.geometry import ways_out as geometry_ways_out
 from blocktable.preflight.completion import complete, listed_sizes
 from blocktable.preflight.judgement import Judgement, allocated, assess, missing_length
 from blocktable.preflight.launch import Launch
+from blocktable.preflight.memory import longest_that_fits
 
 __all__ = ["ways_out"]
 
@@ -42,7 +43,8 @@ def _ways(launch: Launch, answer: Judgement) -> Iterator[str]:
     if answer.kernel_width is not None and answer.block_size is not None:
         yield from _lengths(launch, allocated(launch, contract, answer.block_size))
     yield from _block_sizes(launch, contract, answer.block_size or 0)
-    yield from _pool(launch)
+    yield from _memory(launch, contract, answer)
+    yield from _pool(launch, answer)
     if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
         yield "--decode-context-parallel-size 1"
     yield from _releases(launch)
@@ -86,11 +88,30 @@ def _block_sizes(launch: Launch, contract: Contract | None, block: int) -> Itera
             return
 
 
-def _pool(launch: Launch) -> Iterator[str]:
-    if launch.max_num_seqs and launch.num_blocks and launch.max_num_seqs > launch.num_blocks:
-        if _not_refused(replace(launch, max_num_seqs=launch.num_blocks)):
-            yield f"--max-num-seqs {launch.num_blocks}"
-        if _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
+def _memory(launch: Launch, contract: Contract, answer: Judgement) -> Iterator[str]:
+    """Yield the longest request that the pool holds, and the pool that holds the one asked for."""
+    memory, block, length = answer.memory, answer.block_size, launch.max_model_len
+    if memory is None or block is None or not isinstance(length, int):
+        return
+    needed = memory.blocks_per_request
+    if needed is None or memory.num_blocks is None or needed < memory.num_blocks + (not launch.release.reserves_null):
+        return
+    fits = longest_that_fits(launch, contract, block, length)
+    if fits and _accepted(replace(launch, max_model_len=fits)):
+        yield f"--max-model-len {fits}"
+    blocks = needed + launch.release.reserves_null
+    if launch.num_blocks is not None and _accepted(replace(launch, num_blocks=blocks)):
+        yield f"--num-gpu-blocks-override {blocks}"
+    elif launch.num_blocks is None and _accepted(replace(launch, memory=blocks * memory.bytes_per_block)):
+        yield f"--kv-cache-memory-bytes {blocks * memory.bytes_per_block}"
+
+
+def _pool(launch: Launch, answer: Judgement) -> Iterator[str]:
+    blocks = answer.memory.num_blocks if answer.memory else launch.num_blocks
+    if launch.max_num_seqs and blocks and launch.max_num_seqs > blocks:
+        if _not_refused(replace(launch, max_num_seqs=blocks)):
+            yield f"--max-num-seqs {blocks}"
+        if launch.num_blocks and _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
             yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
     if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
         yield "no --prefix-match-unit"
