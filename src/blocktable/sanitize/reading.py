@@ -74,7 +74,7 @@ def kernel_rows_broken(group: int, found: Any, right: Any, rows: Ints, live: Int
         )
 
 
-class _CheckedTable(GroupTable):
+class CheckedTable(GroupTable):
     """One group's table; the kernel's view of it is compared."""
 
     def kernel_array(self, rows: Any) -> Any:
@@ -94,7 +94,7 @@ class Reading:
 
     def _allocate(self, *arguments: Any) -> None:
         super()._allocate(*arguments)  # type: ignore[misc]
-        self.tables = tuple(_CheckedTable(self, g) for g in range(len(self.tables)))  # type: ignore[arg-type]
+        self.tables = tuple(CheckedTable(self, g) for g in range(len(self.tables)))  # type: ignore[arg-type]
 
     def slot_mapping(self, rows: Any, query_start_loc: Any, positions: Any, **named: Any) -> Any:
         """Do what the tables do, and look at the result."""

@@ -130,16 +130,19 @@ class Shadow:
 
     def compare(self, writes: Sequence[Write]) -> None:
         """Compare the entries and counts that a call wrote, then remember it as the one that touched them."""
-        for group, at, values, rows, counts in writes:
-            wrong = np.flatnonzero(self._flat[group][at - self.base[group]] != values)
+        for group, at, _, rows, _ in writes:
+            wrong = np.flatnonzero(self.observed(group, at) != self.flat[at])
             if wrong.size:
                 self._differs(int(at[wrong[0]]), "")
-            off = np.flatnonzero(self._counts[group][rows] != counts)
+            off = np.flatnonzero(self._counts[group][rows] != self.counts[group, rows])
             if off.size:
-                row = int(rows[off[0]])
-                self._miscounted(group, row)
+                self._miscounted(group, int(rows[off[0]]))
             self.touched[at] = self.log.last
         self.sweep()
+
+    def observed(self, group: int, at: Ints) -> Any:
+        """Return what the tables hold at places of one group."""
+        return self._flat[group][at - self.base[group]]
 
     def sweep(self, why: str = "") -> None:
         """Compare the next stretch of all tables; a difference there is from a call that had nothing to do with it."""
@@ -230,7 +233,7 @@ class Shadow:
         ratio, kernel_width = self.units[group].ratio, self.units[group].kernel_width
         blocks = self.entries[group][rows].astype(np.int64)
         found = np.zeros((len(rows), kernel_width), np.int64)
-        split = (blocks[:, :, None] * ratio + np.arange(ratio)).reshape(len(rows), -1)
+        split = (blocks[:, :, None] * ratio + np.arange(ratio)).reshape(len(rows), blocks.shape[1] * ratio)
         found[:, : split.shape[1]] = split[:, :kernel_width]
         found[np.arange(kernel_width) >= self.counts[group, rows][:, None] * ratio] = 0
         return found

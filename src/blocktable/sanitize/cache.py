@@ -1,0 +1,638 @@
+"""A sanitized ``KVCache``: each verb once more from its documentation, with the blocks that the cache took."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blocktable._ints import ceil_div, lcm
+from blocktable.delta import Delta
+from blocktable.errors import BlockTableError, ConcurrentUse, LawBroken, NeverFits, OutOfBlocks
+from blocktable.groups import Group
+from blocktable.sanitize.blocks import ANYTHING, NOTHING, Blocks, Contents
+from blocktable.sanitize.findings import Report, caller
+from blocktable.sanitize.laws import Broken, Ints, Unit, slots_broken, slots_of
+from blocktable.sanitize.reading import CheckedTable, Looks, Reading, integers
+from blocktable.sanitize.shadow import SWEPT, Shadow, Write, ragged
+from blocktable.sanitize.tables import look_at_snapshot, widths_broken
+
+AUDITED = 64  # blocks: a pool of no more is recounted by its own check at every call, a larger one more rarely
+
+
+class CacheSanitizer(Looks):
+    """The shadow of one ``KVCache``: rows, blocks, tokens and marks; ``report`` has what was found."""
+
+    def __init__(self, cache: Any, report: Report) -> None:
+        self.report = report
+        self._cache = cache
+        self._groups: Sequence[Group] = cache.groups
+        tables = cache.tables
+        self.units = [Unit.of(g, shape, tables.num_blocks) for g, shape in enumerate(tables.shapes)]
+        self.shadow = Shadow(self.units, cache.max_rows, report)
+        self.shadow.show(tables.tables)
+        self.blocks = Blocks(cache.num_blocks)
+        paged = [unit.span for unit in self.units if unit.kind != "state"]
+        self._unit = lcm(*paged) if paged else 1
+        self._caches = cache.prefix_cache and len(paged) == len(self.units)
+        self._contents = [Contents(g, unit.span, unit.width) for g, unit in enumerate(self.units)]
+        rows, groups = cache.max_rows, len(self.units)
+        self.open = np.zeros(rows, bool)
+        self.indexed = np.zeros(rows, bool)  # does what the row computes answer prompts
+        self.length = np.zeros(rows, np.int64)
+        self.final = np.zeros(rows, np.int64)
+        self.known = np.zeros(rows, np.int64)  # leading tokens that are known
+        self.salts: list[bytes] = [b""] * rows
+        self.salt_number = np.zeros(rows, np.uint64)
+        self.tokens = np.zeros((rows, 64), np.int64)
+        self.gone = np.zeros((groups, rows), np.int64)  # leading blocks that a window gave up
+        self.entered = np.zeros((groups, rows), np.int64)  # blocks whose content is written down
+        self.sums = np.zeros((groups, rows), np.uint64)
+        self.largest = longest(self._groups, cache.num_blocks - 1)
+        self._writes: list[Write] = []
+        self._calls = 0
+        self._every = 1 if cache.num_blocks <= AUDITED else cache.num_blocks
+
+    def call(self, frame: Any, verb: str, real: Callable[..., Any], args: Any, named: Any) -> Any:
+        """Run a verb of the cache, then its meaning, and compare."""
+        self.shadow.begin(verb, frame)
+        self._writes = []
+        try:
+            result = real(*args, **named)
+        except ConcurrentUse:
+            raise
+        except BlockTableError as error:
+            self._judge(verb, error, args, named)
+            self._compare(np.zeros(0, np.int64), "a refused call left a trace")
+            raise
+        rows = getattr(self, f"_{verb}")(result, *args, **named)
+        self._compare(rows)
+        return result
+
+    def _find(self, broken: Broken) -> None:
+        touched = None
+        if 0 < broken.block < self.blocks.owners.size and broken.law in ("L8", "L9", "L10"):
+            touched = int(self.blocks.touched[broken.block])
+        self.shadow.find(broken, touched)
+
+    def _write(self, group: int, at: Ints, values: Any, rows: Ints, counts: Ints) -> None:
+        write = Write(group, at, values, rows, counts)
+        self._writes.append(write)
+        self.shadow.write([write])
+
+    # ---- after each call
+
+    def _compare(self, rows: Ints, why: str = "") -> None:
+        """Compare tables, lengths, marks and the pool's counts; recount the pool by its own check now and then."""
+        shadow, cache = self.shadow, self._cache
+        if why:
+            shadow.sweep(why)
+        else:
+            shadow.compare(self._writes)
+        if cache.max_rows <= AUDITED:
+            rows = np.arange(cache.max_rows)
+        for name, law, there, right in (
+            ("length", "L2", cache.lengths, self.length),
+            ("final mark", "L10", cache.final, self.final),
+        ):
+            off = np.flatnonzero(there[rows] != right[rows])
+            if off.size:
+                row = int(rows[off[0]])
+                self._find(Broken(law, f"the {name} is {there[row]}, it should be {right[row]}", row=row))
+        self._conserved(cache.stats())
+        self._calls += 1
+        if self._calls % self._every == 0:
+            try:
+                cache.check()
+            except LawBroken as error:
+                row, block = (int(error.values.get(name, -1)) for name in ("row", "block"))  # type: ignore[call-overload]
+                self._find(Broken(error.law, error.message, -1, row, -1, block))
+        if not shadow.clean:
+            self._follow()
+
+    def _conserved(self, stats: dict[str, int]) -> None:
+        """L9: free, cached, held and fenced blocks are the whole pool, and as many as rows and fences say."""
+        counts = {name: stats[name] for name in ("free", "cached", "held", "fenced")}
+        usable = self.blocks.owners.size - 1
+        if sum(counts.values()) != usable or min(counts.values()) < 0:
+            self._find(Broken("L9", f"{counts} are not the {usable} blocks of the pool"))
+        elif (counts["held"], counts["fenced"]) != (self.blocks.held, len(self.blocks.fenced)):
+            right = f"rows hold {self.blocks.held}, {len(self.blocks.fenced)} are fenced"
+            self._find(Broken("L9", f"{counts['held']} blocks count as held, {counts['fenced']} as fenced: {right}"))
+        elif counts["cached"] and not self._caches:
+            self._find(Broken("L9", f"{counts['cached']} blocks count as cached, and nothing is"))
+
+    def _follow(self) -> None:
+        """Take everything as it is, after a finding: one fault is to be found once."""
+        cache = self._cache
+        self.shadow.follow()
+        self.length[:], self.final[:] = cache.lengths, cache.final
+        self.known = np.clip(self.known, self.final, self.length)
+        self.blocks.recount(self.shadow.entries)
+        live = self.shadow.counts.any(axis=0)
+        self.open |= live
+
+    # ---- refusals
+
+    def _judge(self, verb: str, error: BlockTableError, args: Any, named: Any) -> None:
+        """Find a refusal for want of blocks or width where there were enough of both (L9)."""
+        if not isinstance(error, (OutOfBlocks, NeverFits)) or verb not in ("admit", "extend"):
+            return
+        rows, indptr = integers(args[0]), integers(args[1])
+        sizes, begin = np.diff(indptr), self.length[rows] * (verb == "extend")
+        if isinstance(error, NeverFits):
+            if (begin + sizes <= self.largest).all():
+                self._find(Broken("L9", f"refused for ever, though rows of {self.largest} tokens fit: {error.message}"))
+            return
+        limit = named.get("limit", args[4] if len(args) > 4 and verb == "admit" else None)
+        # The most it can take, and the least there is: no hit, every shared block copied, no window moved.
+        end = begin + sizes if limit is None or verb != "admit" else np.minimum(sizes, limit)
+        if verb == "admit" and limit is not None:
+            return  # what is computed lies behind what is cached, which is not known of a refused call
+        needed = sum(
+            int((self._columns(g, end) - self.shadow.counts[g, rows] * (verb == "extend")).sum()) + rows.size
+            for g in range(len(self.units))
+        )
+        there = self.blocks.owners.size - 1 - self.blocks.held - len(self.blocks.fenced)
+        if needed + named.get("headroom", 0) <= there:
+            self._find(Broken("L9", f"refused for want of blocks: at most {needed} are needed, {there} can be had"))
+
+    # ---- verbs
+
+    def _lookup(self, result: Any, indptr: Any, tokens: Any, salts: Any = None) -> Ints:
+        del tokens, salts
+        self._check_hits(result, np.diff(integers(indptr)), np.full(len(result), -1))
+        return np.zeros(0, np.int64)
+
+    def _match(self, result: Any, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Ints:
+        opened, starts, text = integers(rows), integers(indptr), integers(tokens)
+        self._check_hits(result, np.diff(starts), opened)
+        for i, row in enumerate(opened.tolist()):
+            self._open(row, text[starts[i] : starts[i + 1]], int(result[i]), salts[i] if salts else None)
+        return opened
+
+    def _admit(
+        self,
+        result: Any,
+        rows: Any,
+        indptr: Any,
+        tokens: Any,
+        salts: Any = None,
+        limit: Any = None,
+        *,
+        final: Any = None,
+        headroom: int = 0,
+    ) -> Ints:
+        del headroom
+        cached, slots = result
+        opened, starts, text = integers(rows), integers(indptr), integers(tokens)
+        self._check_hits(cached, np.diff(starts), opened)
+        limits = np.broadcast_to(np.asarray(2**62 if limit is None else limit), opened.shape)
+        marks = None if final is None else integers(final)
+        at = 0
+        for i, row in enumerate(opened.tolist()):
+            prompt, begin = text[starts[i] : starts[i + 1]], int(cached[i])
+            end = min(prompt.size, begin + int(limits[i]))
+            self._open(row, prompt, begin, salts[i] if salts else None)
+            one = np.array([row])
+            mark = None if marks is None else marks[i : i + 1]
+            self._lengthen(one, np.array([end - begin]), prompt[begin:end], mark, slots[:, at : at + end - begin])
+            at += end - begin
+        if slots.shape[1] != at:
+            self._find(Broken("L7", f"{slots.shape[1]} slots for {at} tokens"))
+        return opened
+
+    def _extend(
+        self,
+        result: Any,
+        rows: Any,
+        indptr: Any,
+        tokens: Any = None,
+        *,
+        final: Any = None,
+        salts: Any = None,
+        partial: bool = False,
+        headroom: int = 0,
+    ) -> Ints:
+        del headroom
+        wanted, starts = integers(rows), integers(indptr)
+        slots, served = result if partial else (result, wanted.size)
+        wanted, starts = wanted[:served], starts[: served + 1]
+        for i in np.flatnonzero(~self.open[wanted]).tolist():
+            self._start(int(wanted[i]), salts[i] if salts else None)
+        text = None if tokens is None else integers(tokens)[: starts[-1]]
+        self._lengthen(wanted, np.diff(starts), text, None if final is None else integers(final)[:served], slots)
+        return wanted
+
+    def _confirm(self, result: Any, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> Ints:
+        del result
+        wanted, marks = integers(rows), integers(lengths)
+        starts, text = (integers(indptr), integers(tokens)) if tokens is not None else (None, None)
+        for i, row in enumerate(wanted.tolist()):
+            if starts is not None and text is not None:
+                part = text[starts[i] : starts[i + 1]]
+                held = self.tokens[row, self.final[row] : marks[i]]
+                held[part >= 0] = part[part >= 0]
+            unknown = np.flatnonzero(self.tokens[row, self.known[row] : self.length[row]] < 0)
+            self.known[row] = self.known[row] + unknown[0] if unknown.size else self.length[row]
+        self._marked(wanted, marks)
+        self._advance(wanted, self.final[wanted])
+        return wanted
+
+    def _truncate(self, result: Any, rows: Any, lengths: Any, fence: int | None = None) -> Ints:
+        del result
+        wanted, ends = integers(rows), integers(lengths)
+        dropped = []
+        for g in range(len(self.units)):
+            before = self.shadow.counts[g, wanted]
+            after = np.minimum(self._columns(g, ends), before)
+            dropped.append(self._emptied(g, wanted, after, before, after))
+            for i in np.flatnonzero(self.entered[g, wanted] > ends // self.units[g].span).tolist():
+                self._rewind(g, int(wanted[i]), int(ends[i]) // self.units[g].span)
+        self.blocks.drop(np.concatenate(dropped), fence, self.shadow.log.last)
+        self.length[wanted] = ends
+        self.final[wanted] = np.minimum(self.final[wanted], ends)
+        self.known[wanted] = np.minimum(self.known[wanted], ends)
+        return wanted
+
+    def _free(self, result: Any, rows: Any, fence: int | None = None) -> Ints:
+        del result
+        wanted = integers(rows)
+        none = np.zeros(wanted.size, np.int64)
+        for g in range(len(self.units)):
+            blocks = self._emptied(g, wanted, none, self.shadow.counts[g, wanted], none)
+            self.blocks.drop(blocks, fence, self.shadow.log.last)
+        self.open[wanted] = False
+        self.length[wanted] = self.final[wanted] = self.known[wanted] = 0
+        self.gone[:, wanted] = self.entered[:, wanted] = self.sums[:, wanted] = 0
+        return wanted
+
+    def _retire(self, result: Any, n: int) -> Ints:
+        del result
+        self.blocks.retire(int(n))
+        return np.zeros(0, np.int64)
+
+    def _fork(self, result: Any, row: int, into: int) -> Ints:
+        del result
+        for g, unit in enumerate(self.units):
+            live = self.shadow.entries[g][row, : self.shadow.counts[g, row]].astype(np.int64)
+            self.blocks.adopt(live[live > 0], self.shadow.log.last)
+            at = self.shadow.place(g, into, 0) + np.arange(live.size)
+            self._write(unit.group, at, live, np.array([into]), np.array([live.size]))
+        for array in (self.length, self.final, self.known, self.salt_number, self.open, self.indexed):
+            array[into] = array[row]
+        for kept in (self.gone, self.entered, self.sums):
+            kept[:, into] = kept[:, row]
+        self.tokens[into] = self.tokens[row]
+        self.salts[into] = self.salts[row]
+        return np.array([into])
+
+    def _reset_prefix(self, result: Any) -> Ints:
+        del result
+        self.blocks.content[:] = NOTHING
+        self.indexed[:] = False
+        return np.zeros(0, np.int64)
+
+    def committed(self, delta: Delta) -> None:
+        """Look at a delta: copies that had to be (L8), and what it makes of a replica (L11)."""
+        shadow = self.shadow
+        wanted, given = sorted(self.blocks.commit()), sorted(map(tuple, delta.copies.tolist()))
+        if wanted != given:
+            group, source, _ = next(iter(set(wanted) ^ set(given)))
+            self._find(Broken("L8", f"copies to be run are {wanted}, the delta has {given}", group, block=source))
+        if delta.seq != shadow.step + 1:
+            self._find(Broken("L11", f"delta {delta.seq} follows {shadow.step}"))
+        for broken in shadow.apply(delta):
+            self._find(broken)
+        shadow.committed()
+        if shadow.flat.size <= SWEPT and Delta.from_bytes(delta.to_bytes()) != delta:
+            self._find(Broken("L11", f"the bytes of delta {delta.seq} say something else"))
+        self._writes = []
+        self._compare(np.zeros(0, np.int64))
+
+    def close(self) -> None:
+        """Report what was never given back (L9): rows in use, blocks held or fenced."""
+        self.shadow.begin("close", caller(1))
+        self._writes = []
+        self._compare(np.arange(self.length.size))
+        if self.open.any():
+            row = int(np.flatnonzero(self.open)[0])
+            self._find(Broken("L9", f"{np.count_nonzero(self.open)} rows are still in use", row=row))
+        elif self.blocks.held or self.blocks.fenced:
+            some = next(iter(self.blocks.fenced), -1)
+            said = f"{self.blocks.held} blocks are held by no row, {len(self.blocks.fenced)} wait for their fence"
+            self._find(Broken("L9", said, block=some))
+
+    # ---- parts of verbs
+
+    def _columns(self, g: int, tokens: Any) -> Ints:
+        """Return the entries of rows of so many tokens."""
+        if self.units[g].kind == "state":
+            return np.where(tokens > 0, self._groups[g].state_blocks, 0)
+        return -(-np.asarray(tokens) // self.units[g].span)
+
+    def _check_hits(self, cached: Any, lengths: Ints, rows: Ints) -> None:
+        """Find a hit that is no whole number of units, or that leaves nothing to compute (L10)."""
+        allowed = np.maximum(lengths - 1, 0) * self._caches
+        bad = np.flatnonzero((cached < 0) | (cached > allowed) | (cached % self._unit != 0))
+        if bad.size:
+            i = int(bad[0])
+            said = f"{cached[i]} of {lengths[i]} tokens are found cached, in units of {self._unit}"
+            self._find(Broken("L10", said, row=int(rows[i])))
+
+    def _start(self, row: int, salt: bytes | None) -> None:
+        """Open a row, empty."""
+        if self.open[row]:
+            self._find(Broken("L8", "a row in use is opened again", row=row))
+        self.open[row] = self.indexed[row] = True
+        self.salts[row] = salt or b""
+        self.salt_number[row] = hash(self.salts[row]) & (2**64 - 1) if self.salts[row] else 0
+
+    def _open(self, row: int, prompt: Ints, cached: int, salt: bytes | None) -> None:
+        """Open a row on a cached prefix: each block must contain just those tokens, that history and that salt (L10)."""
+        self._start(row, salt)
+        self._room(cached)
+        self.tokens[row, :cached] = prompt[:cached]
+        self.length[row] = self.final[row] = self.known[row] = cached
+        one = np.array([row])
+        for g, unit in enumerate(self.units):
+            if unit.kind == "state":
+                continue
+            columns = cached // unit.span
+            dead = min(int(self._dead(g, np.array([cached]))[0]), columns)
+            at = self.shadow.place(g, row, 0) + np.arange(columns)
+            ids = self.shadow.observed(g, at).astype(np.int64)
+            self._adopt(g, row, prompt[:cached], dead, ids)
+            self.gone[g, row] = dead
+            ids[:dead] = 0
+            self._write(g, at, ids, one, np.array([columns]))
+
+    def _adopt(self, g: int, row: int, prefix: Ints, dead: int, ids: Ints) -> None:
+        contents = self._contents[g]
+        sums = contents.sums(prefix)
+        numbers = contents.numbers(sums, self.salt_number[row])
+        columns = np.arange(dead, ids.size)
+        ids = ids[dead:]
+        inside = (ids > 0) & (ids < self.blocks.owners.size)
+        found = self.blocks.content[np.where(inside, ids, 0)]
+        wrong = np.flatnonzero(~inside | ((found != numbers[dead:]) & (found != ANYTHING)))
+        if wrong.size:
+            i = int(wrong[0])
+            what = "contains nothing that is final" if found[i] == NOTHING else "contains something else"
+            said = f"a hit of {prefix.size} tokens takes block {ids[i]}, which {what}"
+            self._find(Broken("L10", said, g, row, int(columns[i]), int(ids[i])))
+        self.blocks.adopt(ids[inside], self.shadow.log.last)
+        self.entered[g, row] = sums.size
+        self.sums[g, row] = sums[-1] if sums.size else 0
+
+    def _lengthen(self, rows: Ints, sizes: Ints, text: Ints | None, marks: Ints | None, slots: Any) -> None:
+        """Windows first, then blocks, then tokens and slots, then the marks."""
+        begin = self.length[rows]
+        end = begin + sizes
+        if sizes.size and (end > self.largest).any():
+            i = int(np.argmax(end))
+            said = f"{end[i]} tokens are accepted, no row can hold more than {self.largest}"
+            self._find(Broken("L2", said, row=int(rows[i])))
+        self._advance(rows, np.minimum(self.final[rows], begin))
+        growing = sizes > 0
+        for g in range(len(self.units)):
+            self._rewritten(g, rows, begin, growing)
+            self._grown(g, rows, np.where(growing, self._columns(g, end), self.shadow.counts[g, rows]))
+        self._room(int(end.max()) if end.size else 0)
+        at = ragged(rows * self.tokens.shape[1] + begin, sizes)
+        self.tokens.reshape(-1)[at] = -1 if text is None else text
+        self.length[rows] = end
+        self._learn(rows, begin, end, text)
+        self._slotted(rows, begin, sizes, slots)
+        self._marked(rows, self.known[rows] if marks is None else marks)
+
+    def _learn(self, rows: Ints, begin: Ints, end: Ints, text: Ints | None) -> None:
+        """Move the number of leading known tokens on."""
+        if text is None:
+            return
+        whole = self.known[rows] == begin
+        if not text.size or text.min() >= 0:
+            self.known[rows] = np.where(whole, end, self.known[rows])
+            return
+        for i in np.flatnonzero(whole).tolist():
+            part = self.tokens[rows[i], begin[i] : end[i]]
+            unknown = np.flatnonzero(part < 0)
+            self.known[rows[i]] = begin[i] + unknown[0] if unknown.size else end[i]
+
+    def _room(self, tokens: int) -> None:
+        if tokens > self.tokens.shape[1]:
+            wider = np.zeros((len(self.tokens), max(tokens, 2 * self.tokens.shape[1])), np.int64)
+            wider[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = wider
+
+    def _dead(self, g: int, marks: Ints) -> Ints:
+        """Return the leading blocks that a group no longer reads once so many tokens are final."""
+        window = self._groups[g].window
+        if self.units[g].kind == "window":
+            return np.maximum(marks - window + 1, 0) // self.units[g].span
+        if self.units[g].kind == "chunked":
+            return marks // window * window // self.units[g].span
+        return np.zeros_like(marks)
+
+    def _advance(self, rows: Ints, marks: Ints) -> None:
+        """Take from windows what they no longer read."""
+        for g, unit in enumerate(self.units):
+            if unit.kind not in ("window", "chunked"):
+                continue
+            counts, gone = self.shadow.counts[g, rows], self.gone[g, rows]
+            dead = np.maximum(np.minimum(self._dead(g, marks), counts), gone)
+            if (dead > gone).any():
+                self.blocks.drop(self._emptied(g, rows, gone, dead, counts), None, self.shadow.log.last)
+                self.gone[g, rows] = dead
+
+    def _emptied(self, g: int, rows: Ints, begin: Ints, end: Ints, counts: Ints) -> Ints:
+        """Make entries null; return the blocks that were there."""
+        at = ragged(self.shadow.base[g] + rows * self.units[g].width + begin, np.maximum(end - begin, 0))
+        blocks = self.shadow.flat[at].astype(np.int64)
+        self._write(g, at, np.zeros(at.size, np.int64), rows, counts)
+        return blocks[blocks > 0]
+
+    def _rewritten(self, g: int, rows: Ints, begin: Ints, growing: Any) -> None:
+        """Follow the blocks that exist and that tokens from ``begin`` on are written into; shared ones are copied (L8)."""
+        unit, counts = self.units[g], self.shadow.counts[g, rows]
+        if unit.kind == "state":
+            sizes = np.where(growing, counts, 0)
+            each, columns = np.repeat(rows, sizes), ragged(np.zeros_like(sizes), sizes)
+        else:
+            partly = growing & (begin % unit.span != 0)
+            each, columns = rows[partly], begin[partly] // unit.span
+        at = self.shadow.base[g] + each * unit.width + columns
+        old = self.shadow.flat[at].astype(np.int64)
+        if (self.blocks.owners[old] > 1).any():
+            new = self.shadow.observed(g, at).astype(np.int64)
+            for i in range(old.size):
+                if self.blocks.owners[old[i]] > 1:
+                    self._copied(g, int(each[i]), int(columns[i]), int(old[i]), int(new[i]))
+                    old[i] = new[i]
+            self._write(g, at, new, each, self.shadow.counts[g, each])
+        inside = old[(old > 0) & (old < self.blocks.owners.size)]
+        self.blocks.content[inside] = NOTHING
+
+    def _copied(self, g: int, row: int, column: int, old: int, new: int) -> None:
+        """Follow one copy-on-write."""
+        if new == old:
+            said = f"block {old} is written in place while {self.blocks.owners[old]} rows hold it"
+            self._find(Broken("L8", said, g, row, column, old))
+            return
+        one = np.array([row]), np.array([column]), np.array([new])
+        for broken in self.blocks.take(g, *one, self.shadow.log.last):
+            self._find(broken)
+        self.blocks.copy(g, old, new)
+        self.blocks.drop(np.array([old]), None, self.shadow.log.last)
+
+    def _grown(self, g: int, rows: Ints, after: Ints) -> None:
+        """Follow the blocks that rows are given behind those they have."""
+        before = self.shadow.counts[g, rows]
+        if (after == before).all():
+            return
+        sizes = np.maximum(after - before, 0)
+        columns, each = ragged(before, sizes), np.repeat(rows, sizes)
+        at = self.shadow.base[g] + each * self.units[g].width + columns
+        ids = self.shadow.observed(g, at).astype(np.int64)
+        for broken in self.blocks.take(g, each, columns, ids, self.shadow.log.last):
+            self._find(broken)
+        self._write(g, at, ids, rows, after)
+
+    def _slotted(self, rows: Ints, begin: Ints, sizes: Ints, slots: Any) -> None:
+        """Look at the slots that the call returned (L6, L7, L13), and at who else holds their blocks (L8)."""
+        where, token_row = ragged(begin, sizes), np.repeat(rows, sizes)
+        for g, unit in enumerate(self.units):
+            if slots[g].size != where.size:
+                self._find(Broken("L7", f"{slots[g].size} slots for {where.size} tokens", g))
+                continue
+            rank = self._cache.cp_rank if unit.ranks > 1 else 0
+            right = slots_of(unit, self.shadow.entries[g], self.shadow.counts[g], token_row, where, rank)
+            if (slots[g] != right).any():
+                for broken in slots_broken(unit, slots[g], right, where, token_row, rank):
+                    self._find(broken)
+                continue
+            blocks = np.maximum(right, 0) // unit.block
+            shared = np.flatnonzero((self.blocks.owners[blocks] > 1) & (right >= 0))
+            if shared.size:
+                block, row = int(blocks[shared[0]]), int(token_row[shared[0]])
+                said = f"block {block} is written while {self.blocks.owners[block]} rows hold it"
+                self._find(Broken("L8", said, g, row, block=block))
+
+    def _marked(self, rows: Ints, marks: Ints) -> None:
+        """Raise final marks, and write down what the blocks wholly below them contain."""
+        self.final[rows] = np.maximum(self.final[rows], marks)
+        late = np.flatnonzero(self.final[rows] > self.known[rows])
+        if late.size:
+            row = int(rows[late[0]])
+            said = f"the mark passes position {self.known[row]}, whose token is not known"
+            self._find(Broken("L10", said, row=row))
+        if not self._caches:
+            return
+        for g, unit in enumerate(self.units):
+            whole, done = self.final[rows] // unit.span, self.entered[g, rows]
+            todo = whole > done
+            if (whole[todo] == done[todo] + 1).all():
+                self._enter_one(g, rows[todo], done[todo])
+            else:
+                for row in rows[todo].tolist():
+                    self._enter(g, row)
+
+    def _enter_one(self, g: int, rows: Ints, columns: Ints) -> None:
+        """Write down one more block of each row, all at once."""
+        if not rows.size:
+            return
+        contents, span = self._contents[g], self.units[g].span
+        tokens = self.tokens[rows[:, None], columns[:, None] * span + np.arange(span)]
+        self.sums[g, rows] += contents.terms(tokens, columns)
+        self.entered[g, rows] += 1
+        self._contain(g, rows, columns, contents.numbers(self.sums[g, rows], self.salt_number[rows]))
+
+    def _enter(self, g: int, row: int) -> None:
+        """Write down the blocks of a row up to its final mark."""
+        contents, done = self._contents[g], int(self.entered[g, row])
+        sums = contents.sums(self.tokens[row, : self.final[row]])
+        columns = np.arange(done, sums.size)
+        self._contain(g, np.full(columns.size, row), columns, contents.numbers(sums[done:], self.salt_number[row]))
+        self.entered[g, row], self.sums[g, row] = sums.size, sums[-1]
+
+    def _contain(self, g: int, rows: Ints, columns: Ints, numbers: Any) -> None:
+        blocks = self.shadow.entries[g][rows, columns]
+        kept = self.indexed[rows] & (blocks > 0)
+        self.blocks.content[blocks[kept]] = numbers[kept]
+
+    def _rewind(self, g: int, row: int, columns: int) -> None:
+        """Go back to what a row's first blocks contain."""
+        sums = self._contents[g].sums(self.tokens[row, : columns * self.units[g].span])
+        self.entered[g, row], self.sums[g, row] = columns, sums[-1] if sums.size else 0
+
+
+def longest(groups: Sequence[Group], usable: int) -> int:
+    """Return the most tokens of a row that every width holds and that an empty pool can."""
+
+    def fits(tokens: int) -> bool:
+        held = 0
+        for group in groups:
+            span = group.geometry.block_size * group.geometry.cp_size
+            columns = ceil_div(tokens, span)
+            if group.kind == "state":
+                held += group.state_blocks
+                continue
+            if columns > group.geometry.width:
+                return False
+            held += min(columns, ceil_div(group.window, span) + 1) if group.window else columns
+        return held <= usable
+
+    paged = [g.geometry.width * g.geometry.block_size * g.geometry.cp_size for g in groups if g.kind != "state"]
+    low, high = 0, min(paged or [g.geometry.max_model_len + g.geometry.lookahead for g in groups])
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+# ---- the classes that take the place of those constructed
+
+
+class SanitizedCacheTables(Reading):
+    """Comes before ``CacheTables`` in the class of a sanitized cache's tables."""
+
+
+def _verb(name: str) -> Callable[..., Any]:
+    def checked(self: Any, *args: Any, **named: Any) -> Any:
+        real = getattr(super(SanitizedCache, self), name)
+        return self.sanitizer.call(caller(1), name, real, args, named)
+
+    checked.__name__ = name
+    return checked
+
+
+class SanitizedCache:
+    """Comes before ``KVCache`` in the class of sanitized ones."""
+
+    def __init__(self, *args: Any, sanitize: Any = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        cache: Any = self
+        kind = type(cache.tables)
+        cache.tables.__class__ = type(kind.__name__, (SanitizedCacheTables, kind), {"__module__": kind.__module__})
+        cache.tables.tables = tuple(CheckedTable(cache.tables, g) for g in range(len(cache.groups)))
+        self.sanitizer = cache.tables.sanitizer = CacheSanitizer(cache, Report.of(sanitize))
+        self.sanitizer.shadow.begin("KVCache", caller(1))
+        for broken in widths_broken(cache.groups, cache.tables.tables):
+            self.sanitizer.shadow.find(broken)
+
+    def commit(self) -> Delta:
+        """Do what the cache does, and look at the delta."""
+        self.sanitizer.shadow.begin("commit", caller(1))
+        delta: Delta = super().commit()  # type: ignore[misc]
+        self.sanitizer.committed(delta)
+        return delta
+
+    def snapshot(self) -> bytes:
+        """Do what the cache does; small tables are read back and compared."""
+        data: bytes = super().snapshot()  # type: ignore[misc]
+        self.sanitizer.shadow.begin("snapshot", caller(1))
+        look_at_snapshot(self.sanitizer.shadow, data)
+        return data
+
+
+for _name in ("lookup", "match", "admit", "extend", "confirm", "truncate", "free", "retire", "fork", "reset_prefix"):
+    setattr(SanitizedCache, _name, _verb(_name))
