@@ -58,7 +58,7 @@ def page(records: Sequence[Record], source: str) -> str:
         "plotly": get_plotlyjs(),
     }
     for name, part in parts.items():
-        template = template.replace(f"<!--{name}-->", part, 1)
+        template = template.replace(f"<!--{name}-->", part)  # the last one, plotly's, is not searched any more
     return template
 
 
@@ -146,18 +146,33 @@ def _over_time(ran: Sequence[Record], names: Sequence[str]) -> list[Figure]:
         note = "Held by rows, kept for later prompts, and free; together the pool."
         figures.append(Figure("Blocks", note, traces, ("simulated seconds", "blocks"), head, rows))
     else:
-        figures += [_gauge(ran, names, name, f"Blocks {name}", "", "blocks") for name in blocks]
+        titles = ("Pool held by rows", "Pool kept for later prompts", "Pool free")
+        shares = [_share(record, blocks) for record in ran]
+        figures += [
+            _gauge(shares, names, name, title, "Pools and blocks differ in size, so as a share of the pool.", "share")
+            for name, title in zip(blocks, titles, strict=True)
+        ]
+    if any(record["prefix_query_tokens"] for record in ran):
+        note = "Of the prompts' tokens looked for since the point before."
+        figures.append(_counter(ran, names, "Hit rate", note, "share", _hit_rates))
     figures += [
         _gauge(ran, names, "running", "Requests running", "", "requests"),
         _gauge(ran, names, "waiting", "Requests waiting", "Arrived or preempted, without a row.", "requests"),
-        _counter(
-            ran, names, "Hit rate", "Of the prompts' tokens looked for since the point before.", "share", _hit_rates
-        ),
         _counter(ran, names, "Preemptions", "Since the start.", "preemptions", lambda c: c["preemptions"]),
         _gauge(ran, names, "wasted_tokens", "Wasted cells", "Cells of held blocks that hold no token.", "tokens"),
         _lengths(ran, names),
     ]
     return figures
+
+
+def _share(record: Record, gauges: Sequence[str]) -> Record:
+    """Return the record with gauges in blocks as shares of its pool."""
+    pool, curves = record["usable_blocks"], record["curves"]
+    shares = {
+        name: {part: [round(value / pool, 4) for value in values] for part, values in curves[name].items()}
+        for name in gauges
+    }
+    return record | {"curves": curves | shares}
 
 
 def _gauge(ran: Sequence[Record], names: Sequence[str], name: str, title: str, note: str, unit: str) -> Figure:

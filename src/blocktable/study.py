@@ -349,12 +349,16 @@ def _key(cell: Cell, digest: str, engine: str | None) -> str:
 
 
 def _read_kept(path: Path) -> Iterator[tuple[str, Record]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):  # an interruption cut the last line: the next one must not go on in it
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")
+    for line in text.splitlines():
         try:
             kept = json.loads(line)
             yield kept["key"], kept["record"]
         except (ValueError, KeyError, TypeError):
-            continue  # the line that an interruption cut
+            continue
 
 
 def _cores() -> int:

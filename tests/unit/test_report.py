@@ -1,0 +1,150 @@
+"""The report in a real browser: it draws, asks the network for nothing, and says nothing on the console."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from blocktable.study import Cell, Record, Source, grid, mark_front, run_cell
+
+pytest.importorskip("plotly", reason="plotly is not installed: extra `report`")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: the report is not seen by a browser")
+
+QUIET = (
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+MARK = "<script>document.body.dataset.ms = Math.round(performance.now())</script></body>"
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    cells = grid(block_size=[16, 64], num_blocks=[None], pool_tokens=[8192, 16384], backends=[("FLASHINFER_MLA",)])
+    found = [run_cell(cell, Source(limit=60)) for cell in cells]
+    mark_front(found)
+    return found
+
+
+def page(records: list[Record], source: str = "traffic") -> str:
+    from blocktable.report import page as made
+
+    return made(records, source)
+
+
+class Seen:
+    """What a browser made of a page: the elements it drew, its console, the addresses it asked for."""
+
+    def __init__(self, html: str, folder: Path, *flags: str) -> None:
+        file, log = folder / "page.html", folder / "net.json"
+        file.write_text(html.replace("</body>", MARK), encoding="utf-8")
+        assert CHROMIUM is not None
+        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+        command += ["--enable-logging=stderr", f"--log-net-log={log}", *QUIET, *flags]
+        done = subprocess.run(
+            [*command, "--virtual-time-budget=3000", "--dump-dom", file.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        self.dom = done.stdout
+        self.console = re.findall(r":CONSOLE.*\] (.*)", done.stderr)
+        # The browser asks for things of its own; what a page from a file asks for comes from the origin "null".
+        self.asked = set(re.findall(r'"initiator":"null".*?"url":"(?!file:)([^"]*)"', log.read_text(encoding="utf-8")))
+        self.drawn = self.dom.count('class="cartesianlayer"')  # one per figure
+        self.milliseconds = int(re.search(r'data-ms="(\d+)"', self.dom)[1])  # type: ignore[index]
+
+
+@in_browser
+@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0", "--window-size=390,800")])
+def test_every_figure_is_drawn_without_network_or_complaint(
+    records: list[Record], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    html = page(records)
+    seen = Seen(html, tmp_path, *flags)
+    assert seen.console == []
+    assert seen.asked == set()
+    assert seen.drawn == html.count('class="figure"') >= 8
+    assert seen.milliseconds < 10_000  # a second on an idle machine
+
+
+@in_browser
+def test_the_browser_would_notice(records: list[Record], tmp_path: Path) -> None:
+    """A request, a message and a figure that fails are seen by the same eyes."""
+    open_page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page(records))
+    fault = '<img src="http://127.0.0.1:9/x.png"><script>console.log("hello")</script></body>'
+    seen = Seen(open_page.replace("</body>", fault), tmp_path)
+    assert any("hello" in line for line in seen.console)
+    assert seen.asked == {"http://127.0.0.1:9/x.png"}
+
+
+class Tables(HTMLParser):
+    """The tables of a page, as lists of rows."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self._inside = False
+        self.feed(re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL))
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        self._inside = tag in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.tables[-1][-1].append(data)
+        self._inside = False
+
+
+def test_every_figure_is_a_table_too_and_the_cells_are_compared(records: list[Record]) -> None:
+    html = page(records)
+    comparison, *tables = Tables(html).tables
+    assert len(tables) == html.count('class="figure"')
+    assert len(comparison) == 1 + len(records)
+    assert [row[1] for row in comparison[1:]] == ["refused", "refused", "accepted", "accepted"]
+    assert all("kernel block" in row[-1] for row in comparison[1:3])
+    assert [row[0].startswith("★") for row in comparison[1:]] == [record["front"] for record in records]
+    (held,) = [table for table in tables if table[0][-3:] == ["least", "mean", "most"] and table[1][-1] != "0"][:1]
+    peak = {record["num_blocks"]: record["peak"] for record in records[2:]}
+    assert max(float(row[-1]) for row in held[1:]) == pytest.approx(max(peak.values()), abs=1e-3)
+
+
+def test_one_run_shows_its_blocks_and_says_what_a_point_stands_for(tmp_path: Path) -> None:
+    record = run_cell(Cell(block_size=16, max_model_len=4096), Source(limit=60))
+    mark_front([record])
+    html = page([record], "A <trace> & more")
+    steps = record["curves"]["steps_per_point"]
+    assert steps > 1
+    assert f"each point of a curve stands for up to {steps:,} steps, the line is their mean" in html
+    assert "One pool under A &lt;trace&gt; &amp; more" in html
+    blocks = Tables(html).tables[1]
+    assert blocks[0][:5] == ["step", "seconds", "held, least", "held, mean", "held, most"]
+    assert max(int(row[4]) for row in blocks[1:]) == record["peak_blocks"]
+    if CHROMIUM is not None:
+        assert Seen(html, tmp_path).console == []
+
+
+def test_a_study_in_which_nothing_could_run_is_a_page_all_the_same() -> None:
+    record = run_cell(Cell(block_size=48, max_model_len=4096, backends=("FLASHINFER_MLA",)), Source(limit=5))
+    mark_front([record])
+    html = page([record])
+    assert "No cell could run." in html
+    assert "no kernel block divides 48" in html
+    assert '<div class="figure"' not in html
+
+
+def test_no_text_of_a_trace_ends_the_script(records: list[Record]) -> None:
+    data = page(records, "</script><script>alert(1)</script>")
+    assert "<script>alert" not in data
+    assert json.loads(re.search(r"const figures = (.*);\n", data)[1].replace("\\u003c", "<"))  # type: ignore[index]
