@@ -170,24 +170,9 @@ def least_length(info: I64, state: I32, lines: I64, row: int) -> int:
     return least
 
 
-@helper(nothing(*TABLES[:3], *INDEX, i64[::1], i64, i64))
-def reopen(
-    info: I64,
-    state: I32,
-    entries: I32,
-    meta: I64,
-    blocks: I32,
-    nodes: I64,
-    buckets: I32,
-    store: I32,
-    lines: I64,
-    row: int,
-    length: int,
-) -> None:
-    """Let a row go on from ``length`` below BASE: the unit it falls in becomes a draft again, and is a node no more.
-
-    Blocks of that unit that another row holds go on backing the node: there it is still whole.
-    """
+@helper(nothing(i64[::1], *INDEX[2:], i64[::1], i64, i64))
+def reopen(meta: I64, nodes: I64, buckets: I32, store: I32, lines: I64, row: int, length: int) -> None:
+    """Let a row go on from ``length`` below BASE: the unit it falls in becomes a draft again."""
     unit, parts = meta[UNIT], meta[PARTS]
     width, words = NODE_FIELDS + parts, unit * meta[WORDS]
     line = row * LINE_FIELDS
@@ -214,7 +199,27 @@ def reopen(
     lines[line + DONE] = index * unit
     lines[line + NODE] = node
     go_on_from(meta, nodes, buckets, store, node, 0)
-    total = info[info.shape[0] - 1, ROWS]
+    go_on_from(meta, nodes, buckets, store, 0, before)
+
+
+@helper(nothing(*TABLES[:3], *INDEX, i64, i64))
+def forget_cut(
+    info: I64,
+    state: I32,
+    entries: I32,
+    meta: I64,
+    blocks: I32,
+    nodes: I64,
+    buckets: I32,
+    store: I32,
+    row: int,
+    length: int,
+) -> None:
+    """Let the blocks of a unit that a row was cut in back no node, unless another row holds them: it may have it whole."""
+    unit, total = meta[UNIT], info[info.shape[0] - 1, ROWS]
+    if length % unit == 0:
+        return
+    index = length // unit
     for group in range(info.shape[0] - 1):
         live = i64(state[(group * total + row) * STATE_FIELDS + COUNT])
         start = info[group, BASE] + row * info[group, WIDTH]
@@ -223,7 +228,6 @@ def reopen(
             block = i64(entries[start + column])
             if block and blocks[block * BLOCK_FIELDS + REF] == 1:
                 unseat(meta, blocks, nodes, buckets, store, block)
-    go_on_from(meta, nodes, buckets, store, 0, before)
 
 
 @compiled(i64(*CACHE, i64[::1], i64[::1], i64, i64))
@@ -279,12 +283,14 @@ def shorten(
             for field in range(LINE_FIELDS):
                 lines[line + field] = 0
             continue
-        if length < lines[line + LENGTH]:
-            lines[line + SHARED] = 1
+        if length == lines[line + LENGTH]:
+            continue
+        lines[line + SHARED] = 1
         lines[line + LENGTH] = length
         lines[line + FINAL] = min(length, lines[line + FINAL])
         if length < lines[line + DONE]:
-            reopen(info, state, entries, meta, blocks, nodes, buckets, store, lines, row, length)
+            reopen(meta, nodes, buckets, store, lines, row, length)
+        forget_cut(info, state, entries, meta, blocks, nodes, buckets, store, row, length)
     return OK
 
 

@@ -208,6 +208,19 @@ def test_truncate_into_a_cached_block_forgets_it():
     assert hit(cache, list(range(9))) == 8
 
 
+def test_a_block_that_only_a_cut_row_holds_is_forgotten_whoever_cached_it():
+    cache = KVCache(
+        [Group(blocktable.plan(max_model_len=9, block_size=3), kind="window", window=2)], num_blocks=7, max_rows=2
+    )
+    filled(cache, 0, [1, 2, 3, 4, 5, 6], final=[0])
+    cache.fork(0, 1)
+    cache.confirm([0], [6])  # row 0 caches both blocks, and leaves the first to row 1
+    assert hit(cache, [1, 2, 3, 9]) == 3
+    cache.truncate([1], [1])
+    assert hit(cache, [1, 2, 3, 9]) == 0
+    cache.check()
+
+
 def test_fenced_blocks_answer_and_may_be_adopted_but_are_not_reissued():
     cache = cache_of(num_blocks=17, length=64)
     filled(cache, 0, list(range(64)))
