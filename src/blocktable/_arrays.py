@@ -14,6 +14,7 @@ from blocktable.errors import ArgumentError
 
 I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
+I64_BOUNDS = np.iinfo(np.int64)
 
 
 def as_int64(value: Any, name: str) -> NDArray[np.int64]:
@@ -28,7 +29,7 @@ def as_int64(value: Any, name: str) -> NDArray[np.int64]:
 
 
 def as_int32(value: Any, name: str) -> NDArray[np.int32]:
-    """Return block ids as int32."""
+    """Return block ids as int32; what int32 cannot hold is no block id (L3)."""
     if type(value) is ndarray and value.dtype is I32 and value.ndim == 1 and value.flags.carray:
         return value
     return _convert(value, name, I32)
@@ -49,9 +50,10 @@ def _convert(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         bounds = np.iinfo(dtype)
         low, high = int(array.min()), int(array.max())
         if low < bounds.min or high > bounds.max:
+            value = low if low < bounds.min else high
             raise ArgumentError(
-                f"{name} holds {low if low < bounds.min else high}, which does not fit {dtype}",
-                law="L12",
+                f"{name} holds {value}, which does not fit {dtype}",
+                law="L3" if dtype == I32 and I64_BOUNDS.min <= value <= I64_BOUNDS.max else "L12",
                 values={"name": name, "low": low, "high": high},
                 remedy=f"keep {name} within {bounds.min}..{bounds.max}",
             )

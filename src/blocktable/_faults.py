@@ -12,8 +12,7 @@ def fault(code: int, verb: str, info: k.I64) -> BlockTableError:
     where = f"{verb}: row {row} of group {group}"
     match code:
         case k.BAD_ROW:
-            law, message = "L2", f"{verb}: rows[{index}] is {row}, the tables have rows 0..{limit - 1}"
-            remedy = "use a row within max_rows"
+            return no_row(verb, index, row, limit)
         case k.DUPLICATE_ROW:
             law, message = "L8", f"{verb}: row {row} comes twice in one call, again at rows[{index}]"
             remedy = "name each row once, or make two calls"
@@ -50,3 +49,13 @@ def fault(code: int, verb: str, info: k.I64) -> BlockTableError:
     if verb == "apply":
         return DeltaError(message, law="L11", values=values, remedy="start the replica from a snapshot")
     return ArgumentError(message, law=law, values=values, remedy=remedy)
+
+
+def no_row(verb: str, index: int, row: int, limit: int) -> ArgumentError:
+    """Return the error of a call that names a row past ``max_rows``, or before the first."""
+    return ArgumentError(
+        f"{verb}: rows[{index}] is {row}, the tables have rows 0..{limit - 1}",
+        law="L2",
+        values={"verb": verb, "index": index, "row": row, "value": row, "limit": limit},
+        remedy="use a row within max_rows",
+    )

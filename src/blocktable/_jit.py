@@ -25,7 +25,7 @@ def sealed(array: Any) -> Any:
 
 def compiled(signature: Any) -> Callable[[F], F]:
     """Compile a loop for one signature, in about half a second cold and a few milliseconds from the cache."""
-    return _compiler(signature)
+    return _compiler(signature, no_cfunc_wrapper=True)
 
 
 def helper(signature: Any) -> Callable[[F], F]:

@@ -31,20 +31,18 @@ I64 = NDArray[Any]
 # info[g]: constants of a group, and how many of its rows are dirty
 WIDTH, BASE, BLOCK, KIND, RATIO, CP, INTERLEAVE, IDS, TOUCHED, KERNEL_WIDTH = range(10)
 INFO_FIELDS = 16
-# info[groups]: what a refused call tells, the mark that finds duplicates, rows, and the size of the next delta
-FAULT_GROUP, FAULT_INDEX, FAULT_ROW, FAULT_VALUE, FAULT_LIMIT, FAULT_COLUMN, MARK, ROWS, SPANS, VALUES = range(10)
+# info[groups]: what a refused call tells, the mark that finds duplicates, and rows
+FAULT_GROUP, FAULT_INDEX, FAULT_ROW, FAULT_VALUE, FAULT_LIMIT, FAULT_COLUMN, MARK, ROWS = range(8)
 # state[g, row]: live entries; leading entries given up; live entries as sent; dirty columns LOW..HIGH; is it listed
 COUNT, GONE, SENT, LOW, HIGH, LISTED, SEEN = range(7)
 STATE_FIELDS = 8
 # kinds of group
 FULL, WINDOW, CHUNKED, STATE, RING = range(5)
 # what a call was refused for
-OK, BAD_ROW, DUPLICATE_ROW, BAD_INDPTR, OVERFLOW, BAD_ID, NULL_ID, BAD_COUNT, BAD_QUERY, BAD_SPAN, SHORT = range(11)
-# laws that an audit can find broken
-BROKEN_L2, BROKEN_L3, BROKEN_L4, BROKEN_L11 = 2, 3, 4, 11
-
-MOST_POSITION = 2**63 - 1
-
+OK, BAD_ROW, DUPLICATE_ROW, BAD_INDPTR, OVERFLOW, BAD_ID, NULL_ID, BAD_COUNT, BAD_QUERY, BAD_SPAN = range(10)
+# what a verb is asked to do: a call over several groups checks them all before it writes the first
+CHECK, WRITE = 1, 2
+BOTH = CHECK | WRITE
 # A stretch of nulls longer than two span headers (2 x 6 numbers) is cheaper as a span of its own.
 LONG_NULL = 12
 
@@ -67,6 +65,8 @@ def refuse(info: I64, code: int, group: int, index: int, row: int, value: int, l
 @helper(nothing(i32[::1], i64, i64))
 def fill_null(entries: I32, begin: int, end: int) -> None:
     """Make a range of entries null."""
+    if begin < 0:  # never so: it spares Python's indices from the end, and the loop becomes a memset
+        return
     for at in range(begin, end):
         entries[at] = 0
 
@@ -74,9 +74,10 @@ def fill_null(entries: I32, begin: int, end: int) -> None:
 @helper(nothing(i32[::1], i64, sealed(i32[::1]), i64, i64))
 def copy_range(target: I32, at: int, source: I32, begin: int, end: int) -> None:
     """Copy source[begin:end] to target[at:]."""
-    shift = at - begin
-    for k in range(begin, end):
-        target[k + shift] = source[k]
+    if at < 0 or begin < 0:  # as in fill_null: a memcpy
+        return
+    for j in range(end - begin):
+        target[at + j] = source[begin + j]
 
 
 @helper(i64(i64[:, ::1], i32[::1], i64[::1], i64))
@@ -129,76 +130,44 @@ def cut(info: I64, state: I32, entries: I32, dirty: I32, group: int, row: int, l
         state[line + GONE] = count
 
 
-@helper(nothing(*STATE_TYPES, i32[:, ::1], i64, i64, i64, i64[::1], i64, i64))
-def extend_row(
-    info: I64,
-    state: I32,
-    entries: I32,
-    dirty: I32,
-    group: int,
-    row: int,
-    line: int,
-    ids: I64,
-    begin: int,
-    end: int,
-) -> None:
-    """Put ids[begin:end] behind a row's live entries."""
-    live = state[line + COUNT]
-    start = info[group, BASE] + row * info[group, WIDTH]
-    touch(info, state, dirty, group, row, line, live, live + (end - begin))
-    for at in range(begin, end):
-        entries[start + live + at - begin] = ids[at]
-    gone = state[line + GONE]
-    while gone - live < end - begin and gone >= live and ids[begin + gone - live] == 0:
-        gone += 1
-    state[line + GONE] = gone
-    state[line + COUNT] = live + (end - begin)
-
-
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64, i64[::1], i64[::1], i64[::1], i64))
+@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64[::1], i64[::1], i32[::1], i64, i64))
 def write(
     info: I64,
     state: I32,
     entries: I32,
     dirty: I32,
-    first: int,
-    groups: int,
+    group: int,
     rows: I64,
     indptr: I64,
-    ids: I64,
+    ids: I32,
     replace: int,
+    phase: int,
 ) -> int:
-    """Append ids to rows (or, with ``replace``, make them the rows) in ``groups`` groups from ``first`` on.
-
-    ``indptr`` holds rows + 1 offsets into ``ids`` per group, one group after another: row i of the k-th group gets
-    ids[indptr[k * (n + 1) + i] : indptr[k * (n + 1) + i + 1]], n rows being given.
-    """
-    n = rows.size
-    code = check_rows(info, state, rows, n)
-    if code != OK:
-        return code
-    total = info[info.shape[0] - 1, ROWS]
-    if indptr.size != groups * (n + 1):
-        return refuse(info, BAD_INDPTR, first, 0, -1, indptr.size, groups * (n + 1), 0)
-    end = i64(0)
-    for k in range(groups):
-        group, at = first + k, k * (n + 1)
-        if indptr[at] != end:
-            return refuse(info, BAD_INDPTR, group, 0, -1, indptr[at], end, 0)
-        width, kind, limit = info[group, WIDTH], info[group, KIND], info[group, IDS]
+    """Append ids[indptr[i] : indptr[i + 1]] to row rows[i] of a group, or with ``replace`` make them the row."""
+    n, width, kind, limit = rows.size, info[group, WIDTH], info[group, KIND], info[group, IDS]
+    base = group * info[info.shape[0] - 1, ROWS]
+    if phase & CHECK:
+        code = check_rows(info, state, rows, n)
+        if code != OK:
+            return code
+        if indptr.size != n + 1:
+            return refuse(info, BAD_INDPTR, group, 0, -1, indptr.size, n + 1, 0)
+        if indptr[0] != 0 or indptr[n] != ids.size:
+            return refuse(info, BAD_INDPTR, group, n, -1, indptr[n], ids.size, 0)
+        end = i64(0)
         for i in range(n):
             begin = end
-            end = indptr[at + i + 1]
+            end = indptr[i + 1]
             if end < begin or end > ids.size:
                 return refuse(info, BAD_INDPTR, group, i, rows[i], end, ids.size, 0)
-            column = gone = 0
+            column = gone = i64(0)
             if not replace:
-                line = (group * total + rows[i]) * STATE_FIELDS
-                column, gone = state[line + COUNT], state[line + GONE]
+                line = (base + rows[i]) * STATE_FIELDS
+                column, gone = i64(state[line + COUNT]), i64(state[line + GONE])
             if column + (end - begin) > width:
                 return refuse(info, OVERFLOW, group, i, rows[i], column + (end - begin), width, column)
             for j in range(begin, end):
-                block = ids[j]
+                block = i64(ids[j])
                 if block <= 0 or block >= limit:
                     if block != 0:
                         return refuse(info, BAD_ID, group, i, rows[i], block, limit, column)
@@ -208,151 +177,86 @@ def write(
                     if column == gone:
                         gone += 1
                 column += 1
-    if end != ids.size:
-        return refuse(info, BAD_INDPTR, first, n, -1, end, ids.size, 0)
-    end = i64(0)
-    for k in range(groups):
-        group, at = first + k, k * (n + 1)
+    if phase & WRITE:
+        end = i64(0)
         for i in range(n):
             begin = end
-            end = indptr[at + i + 1]
-            line = (group * total + rows[i]) * STATE_FIELDS
+            end = indptr[i + 1]
+            line = (base + rows[i]) * STATE_FIELDS
             if replace:
                 cut(info, state, entries, dirty, group, rows[i], line, 0)
             if begin < end:
-                extend_row(info, state, entries, dirty, group, rows[i], line, ids, begin, end)
+                live = i64(state[line + COUNT])
+                touch(info, state, dirty, group, rows[i], line, live, live + (end - begin))
+                copy_range(entries, info[group, BASE] + rows[i] * width + live, ids, begin, end)
+                gone = i64(state[line + GONE])
+                while gone >= live and gone - live < end - begin and ids[begin + gone - live] == 0:
+                    gone += 1
+                state[line + GONE] = gone
+                state[line + COUNT] = live + (end - begin)
     return OK
 
 
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64[::1], i64[:, ::1]))
-def truncate(info: I64, state: I32, entries: I32, dirty: I32, first: int, rows: I64, counts: I64) -> int:
-    """Shorten rows to counts[k, i] entries in the groups first .. first + len(counts) - 1."""
-    n = rows.size
-    code = check_rows(info, state, rows, n)
-    if code != OK:
-        return code
-    total = info[info.shape[0] - 1, ROWS]
-    for k in range(counts.shape[0]):
-        for i in range(n):
-            live = state[((first + k) * total + rows[i]) * STATE_FIELDS + COUNT]
-            if counts[k, i] < 0 or counts[k, i] > live:
-                return refuse(info, BAD_COUNT, first + k, i, rows[i], counts[k, i], live, 0)
-    for k in range(counts.shape[0]):
-        for i in range(n):
-            line = ((first + k) * total + rows[i]) * STATE_FIELDS
-            if counts[k, i] < state[line + COUNT]:
-                cut(info, state, entries, dirty, first + k, rows[i], line, counts[k, i])
-    return OK
-
-
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64[::1], i64[::1]))
-def release(info: I64, state: I32, entries: I32, dirty: I32, group: int, rows: I64, counts: I64) -> int:
-    """Make the first counts[i] entries of rows null; the live count stays."""
-    code = check_rows(info, state, rows, rows.size)
-    if code != OK:
-        return code
-    base = group * info[info.shape[0] - 1, ROWS]
-    for i in range(rows.size):
-        live = state[(base + rows[i]) * STATE_FIELDS + COUNT]
-        if counts[i] < 0 or counts[i] > live:
-            return refuse(info, BAD_COUNT, group, i, rows[i], counts[i], live, 0)
-    for i in range(rows.size):
-        line = (base + rows[i]) * STATE_FIELDS
-        gone = state[line + GONE]
-        if counts[i] > gone:
-            start = info[group, BASE] + rows[i] * info[group, WIDTH]
-            fill_null(entries, start + gone, start + counts[i])
-            touch(info, state, dirty, group, rows[i], line, gone, counts[i])
-            state[line + GONE] = counts[i]
-    return OK
-
-
-@compiled(i64(*STATE_TYPES, i32[:, ::1], i64[::1], i64[::1], i64, i64[::1], i64[::1]))
-def transfer(
+@compiled(i64(*STATE_TYPES, i32[:, ::1], i64, i64[::1], i64[::1], i64, i64))
+def shorten(
     info: I64,
     state: I32,
     entries: I32,
     dirty: I32,
-    sources: I64,
-    targets: I64,
-    keep: int,
-    held: I64,
-    marks: I64,
+    group: int,
+    rows: I64,
+    counts: I64,
+    lead: int,
+    phase: int,
 ) -> int:
-    """Move rows in all groups (every source read first, then emptied), or with ``keep`` copy them, pair after pair.
-
-    ``held`` has room for the entries of all sources of one group, ``marks`` two numbers per source.
-    """
-    n = sources.size
-    total = info[info.shape[0] - 1, ROWS]
-    if keep:
-        for i in range(n):
-            if sources[i] < 0 or sources[i] >= total:
-                return refuse(info, BAD_ROW, 0, i, sources[i], sources[i], total, 0)
-    else:
-        code = check_rows(info, state, sources, n)
+    """Cut row rows[i] to counts[i] entries, or with ``lead`` make its first counts[i] null: the live count stays."""
+    base = group * info[info.shape[0] - 1, ROWS]
+    if phase & CHECK:
+        code = check_rows(info, state, rows, rows.size)
         if code != OK:
             return code
-    code = check_rows(info, state, targets, n)
-    if code != OK:
-        return code
-    step = 1 if keep else n  # so many sources are read before their targets are written
-    for group in range(info.shape[0] - 1):
-        width, base = info[group, WIDTH], info[group, BASE]
-        for part in range(0, n, max(step, 1)):
-            end = 0
-            for i in range(part, part + step):
-                line = (group * total + sources[i]) * STATE_FIELDS
-                start = base + sources[i] * width
-                for at in range(start, start + state[line + COUNT]):
-                    held[end] = entries[at]
-                    end += 1
-                marks[2 * i] = end
-                marks[2 * i + 1] = state[line + GONE]
-                if not keep:
-                    cut(info, state, entries, dirty, group, sources[i], line, 0)
-            begin = 0
-            for i in range(part, part + step):
-                line = (group * total + targets[i]) * STATE_FIELDS
-                cut(info, state, entries, dirty, group, targets[i], line, 0)
-                extend_row(info, state, entries, dirty, group, targets[i], line, held, begin, marks[2 * i])
-                state[line + GONE] = marks[2 * i + 1]
-                begin = marks[2 * i]
+        for i in range(rows.size):
+            live = i64(state[(base + rows[i]) * STATE_FIELDS + COUNT])
+            if counts[i] < 0 or counts[i] > live:
+                return refuse(info, BAD_COUNT, group, i, rows[i], counts[i], live, 0)
+    if phase & WRITE:
+        for i in range(rows.size):
+            line = (base + rows[i]) * STATE_FIELDS
+            gone, count = i64(state[line + GONE]), counts[i]
+            if not lead:
+                if count < state[line + COUNT]:
+                    cut(info, state, entries, dirty, group, rows[i], line, count)
+            elif count > gone:
+                start = info[group, BASE] + rows[i] * info[group, WIDTH]
+                fill_null(entries, start + gone, start + count)
+                touch(info, state, dirty, group, rows[i], line, gone, count)
+                state[line + GONE] = count
     return OK
 
 
 @helper(i64(i32[::1], i64, i64))
-def null_end(entries: I32, begin: int, end: int) -> int:
-    """Return where the stretch of nulls that begins at ``begin`` ends."""
-    while begin < end and entries[begin] == 0:
-        begin += 1
-    return begin
+def piece_end(entries: I32, begin: int, end: int) -> int:
+    """Return where the first piece of a run of changed entries ends, negative where that piece is null throughout.
 
-
-@helper(i64(i32[::1], i64, i64))
-def value_end(entries: I32, begin: int, end: int) -> int:
-    """Return where a piece with values ends: at the next long stretch of nulls, or at the end."""
+    Pieces alternate: nulls that are more than LONG_NULL, or all there is, and values with what nulls lie between.
+    """
     last = begin  # past the last value seen
-    at = begin
-    while at < end:
+    for at in range(begin, end):
         if entries[at] != 0:
+            if last == begin and at - begin > LONG_NULL:
+                return -at
             last = at + 1
-        elif at + 1 - last > LONG_NULL:
+        elif last > begin and at + 1 - last > LONG_NULL:
             return last
-        at += 1
-    return end
+    return end if last > begin else -end
 
 
-@helper(nothing(i32[:, ::1], i64, i64, i64, i64, i64, i64, i64))
-def write_span(spans: I32, n: int, group: int, row: int, start: int, count: int, offset: int, live: int) -> None:
-    """Write span ``n`` of a delta, where there is room: while spans are only counted there may be none."""
-    if n < spans.shape[0]:
-        spans[n, 0] = group
-        spans[n, 1] = row
-        spans[n, 2] = start
-        spans[n, 3] = count
-        spans[n, 4] = offset
-        spans[n, 5] = live
+@helper(i64(i32[::1], i32[::1], i64, i64))
+def differs(entries: I32, sent: I32, at: int, seen: int) -> int:
+    """Say whether an entry is not what was sent: null from ``seen`` on, where `sent` need not be fetched from memory."""
+    if at < seen:
+        return entries[at] != sent[at]
+    return entries[at] != 0
 
 
 @compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1], i64))
@@ -360,134 +264,67 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
     """Write out what changed since the last commit as spans and values, and call it sent.
 
     A span is one run of changed entries, cut where a long stretch of nulls needs no values. Unless ``exact`` promises
-    enough room, the room is first compared with the most there can be; where it might not do, the walk only counts,
-    changes nothing and returns SHORT. Either way the counts are left in info[groups, SPANS] and VALUES.
+    enough room, the room is first compared with the most there can be; where it might not do, the walk only counts and
+    changes nothing. Returns n << 32 | m for n spans and m values, and its complement (~) when they were only counted.
     """
     total = info[info.shape[0] - 1, ROWS]
-    n = m = 0
-    if not exact:
-        for group in range(info.shape[0] - 1):
-            for k in range(info[group, TOUCHED]):
-                line = (group * total + dirty[group, k]) * STATE_FIELDS
-                m += state[line + HIGH] - state[line + LOW]
-                n += 1
-        n += m
-    send = n <= spans.shape[0] and m <= values.size
-    n = m = 0
+    room = i64(0)
     for group in range(info.shape[0] - 1):
         for k in range(info[group, TOUCHED]):
-            row = dirty[group, k]
+            line = (group * total + dirty[group, k]) * STATE_FIELDS
+            room += 1 + state[line + HIGH] - state[line + LOW]
+    send = exact != 0 or (room <= spans.shape[0] and room <= values.size)
+    n = m = i64(0)
+    for group in range(info.shape[0] - 1):
+        for k in range(info[group, TOUCHED]):
+            row = i64(dirty[group, k])
             line = (group * total + row) * STATE_FIELDS
-            live = state[line + COUNT]
-            start = info[group, BASE] + row * info[group, WIDTH]
-            at, high, before = start + state[line + LOW], start + state[line + HIGH], n
-            while at < high:
-                if entries[at] == sent[at]:
+            live, start, before = i64(state[line + COUNT]), info[group, BASE] + row * info[group, WIDTH], n
+            at, high, seen = start + state[line + LOW], start + state[line + HIGH], start + state[line + SENT]
+            # the count alone may have changed: then one piece without entries
+            while at < high or (n == before and live != state[line + SENT]):
+                piece = at
+                while at < high and differs(entries, sent, at, seen):
+                    at += 1
+                if piece == at < high:
                     at += 1
                     continue
-                begin = piece = at
-                while at < high and entries[at] != sent[at]:
-                    at += 1
-                while piece < at:
-                    stop = null_end(entries, piece, at)
-                    if stop - piece > LONG_NULL or stop - piece == at - begin:
-                        write_span(spans, n, group, row, piece - start, stop - piece, -1, live)
-                    else:
-                        stop = value_end(entries, piece, at)
-                        write_span(spans, n, group, row, piece - start, stop - piece, m, live)
-                        if send:
-                            copy_range(values, m, entries, piece, stop)
-                        m += stop - piece
-                    n += 1
-                    piece = stop
                 if send:
-                    copy_range(sent, begin, entries, begin, at)
-            if n == before and live != state[line + SENT]:  # the count alone changed
-                write_span(spans, n, group, row, live, 0, -1, live)
-                n += 1
+                    copy_range(sent, piece, entries, piece, at)
+                while True:
+                    end = piece_end(entries, piece, at)
+                    offset = m if end > 0 else i64(-1)
+                    end = abs(end)
+                    if send:
+                        spans[n, 0] = group
+                        spans[n, 1] = row
+                        spans[n, 2] = piece - start
+                        spans[n, 3] = end - piece
+                        spans[n, 4] = offset
+                        spans[n, 5] = live
+                        if offset >= 0:
+                            copy_range(values, m, entries, piece, end)
+                    n += 1
+                    if offset >= 0:
+                        m += end - piece
+                    piece = end
+                    if piece == at:
+                        break
             if send:
                 state[line + SENT] = live
                 state[line + LISTED] = 0
         if send:
             info[group, TOUCHED] = 0
-    info[info.shape[0] - 1, SPANS] = n
-    info[info.shape[0] - 1, VALUES] = m
-    return OK if send else SHORT
-
-
-@compiled(i64(*STATE_TYPES, i64, i64[::1], i32[:, ::1]))
-def expand(info: I64, state: I32, entries: I32, group: int, rows: I64, out: I32) -> int:
-    """Write rows as the kernel sees them: manager block m becomes r*m .. r*m + r - 1, the tail is 0."""
-    total = info[info.shape[0] - 1, ROWS]
-    for i in range(rows.size):
-        if rows[i] < 0 or rows[i] >= total:
-            return refuse(info, BAD_ROW, group, i, rows[i], rows[i], total, 0)
-    ratio = info[group, RATIO]
-    for i in range(rows.size):
-        start = info[group, BASE] + rows[i] * info[group, WIDTH]
-        live = state[(group * total + rows[i]) * STATE_FIELDS + COUNT]
-        at = 0
-        for column in range(live):
-            for j in range(ratio):
-                out[i, at] = entries[start + column] * ratio + j
-                at += 1
-        for tail in range(at, out.shape[1]):
-            out[i, tail] = 0
-    return OK
-
-
-@helper(i64(i64, i64, i64, i64, i64))
-def owned(first: int, offset: int, chunk: int, ranks: int, rank: int) -> int:
-    """Return the slot of an offset in a block shared by ``ranks``, or -1 where another rank owns it (L13)."""
-    turn = offset // chunk
-    if turn % ranks != rank:
-        return -1
-    return first + turn // ranks * chunk + offset % chunk
-
-
-@helper(i64(i64[::1], i64, i64, i64, i64, i64, i64, i64, i64, i64[::1], i64))
-def fill_column(
-    positions: I64,
-    begin: int,
-    end: int,
-    low: int,
-    span: int,
-    first: int,
-    chunk: int,
-    ranks: int,
-    rank: int,
-    out: I64,
-    at: int,
-) -> int:
-    """Map the tokens from ``begin`` on that lie in the column from position ``low``; return the first that does not.
-
-    ``first`` is the column's first slot, not positive past the row's live blocks and for a null block. Token t goes to
-    out[at + t]. One loop per case, with unsigned indices, which need no test for counting from the end.
-    """
-    t, stop, base, one = u64(begin), u64(end), u64(at), u64(1)
-    shift = first - low
-    if first <= 0:
-        while t < stop and low <= positions[t] and positions[t] - low < span:
-            out[base + t] = -1
-            t += one
-    elif ranks == 1:
-        while t < stop and low <= positions[t] and positions[t] - low < span:
-            out[base + t] = positions[t] + shift
-            t += one
-    else:
-        while t < stop and low <= positions[t] and positions[t] - low < span:
-            out[base + t] = owned(first, positions[t] - low, chunk, ranks, rank)
-            t += one
-    return int(t)
+    return (n << 32 | m) if send else ~(n << 32 | m)
 
 
 @compiled(i64(*STATE_TYPES, i64[::1], i64[::1], i64[::1], i64, i64[::1]))
 def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions: I64, rank: int, out: I64) -> int:
     """Write the slot of every token of a step, for every group; -1 where there is none.
 
-    Column c covers the positions c * span .. c * span + span - 1, span = block size x ranks. Neighbouring tokens mostly
-    share a column, and the next column follows: a division per jump, not per token. A ring group is one column that
-    every position falls into. ``out`` holds one group after another.
+    Positions are mapped a piece at a time: ``chunk`` tokens whose slots follow each other, a block or, of a block that
+    ranks share, what one of them owns at a stretch. Piece p belongs to rank p mod ranks and is its piece p // ranks, of
+    which ``share`` make a block. A ring group has one block, in column 0. ``out`` holds one group after another.
     """
     groups = info.shape[0] - 1
     total, n, length = info[groups, ROWS], rows.size, out.size // groups
@@ -499,69 +336,40 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
             return refuse(info, BAD_ROW, 0, i, rows[i], rows[i], total, 0)
         if starts[i + 1] < starts[i]:
             return refuse(info, BAD_QUERY, 0, i, rows[i], starts[i + 1], starts[i], 0)
+    one = u64(1)  # unsigned indices need no test for counting from the end, and divide faster
     for group in range(groups):
-        block, kind = info[group, BLOCK], info[group, KIND]
-        ranks, chunk = info[group, CP], info[group, INTERLEAVE]
-        span, at = block * ranks, group * length
+        kind, block, ranks, line = info[group, KIND], info[group, BLOCK], u64(info[group, CP]), u64(group * length)
+        chunk = u64(info[group, INTERLEAVE] if ranks > one else block)
+        share, mine = u64(block) // chunk, u64(rank if ranks > one else 0)
         for i in range(n):
-            row, t, end = rows[i], starts[i], starts[i + 1]
-            live = i64(0)
-            start = i64(0)
+            row, t, stop = rows[i], u64(starts[i]), u64(starts[i + 1])
+            live, start = u64(0), u64(0)
             if row >= 0 and kind != STATE:
-                live = state[(group * total + row) * STATE_FIELDS + COUNT]
-                start = info[group, BASE] + row * info[group, WIDTH]
-            column = i64(0)
-            low = i64(0)
-            while t < end:
+                live = u64(state[(group * total + row) * STATE_FIELDS + COUNT])
+                start = u64(info[group, BASE] + row * info[group, WIDTH])
+            while t < stop:
                 position = positions[t]
-                if position < 0:
-                    out[at + t] = -1
-                    t += 1
+                piece = u64(position) // chunk  # of a negative position: past every row's end
+                own = column = piece
+                if ranks > one:
+                    own = piece // ranks
+                    column = own // share
+                at = u64(0) if kind == RING else column
+                block_id = i64(0)
+                if position >= 0 and at < live and piece - own * ranks == mine:
+                    block_id = i64(entries[start + at])
+                if block_id == 0:
+                    out[line + t] = -1
+                    t += one
                     continue
-                if position < low or position - low >= span:
-                    column = position // span
-                    low = column * span
-                first = i64(-1)
-                if kind == RING:
-                    if live > 0:
-                        first = entries[start] * block
-                elif column < live:
-                    first = entries[start + column] * block
-                t = fill_column(positions, t, end, low, span, first, chunk, ranks, rank, out, at)
-                if low < MOST_POSITION - 2 * span:  # the next column, mostly; else the one at `low` is looked up anew
-                    column += 1
-                    low += span
-        for t in range(at + tokens, at + length):
+                shift = (block_id - i64(column)) * block + (i64(own) - i64(piece)) * i64(chunk)
+                end = min(stop, t + (piece + one) * chunk - u64(position))
+                while t < end and positions[t] == position:
+                    out[line + t] = position + shift
+                    position += 1
+                    t += one
+        t, stop = line + u64(tokens), line + u64(length)
+        while t < stop:
             out[t] = -1
-    return OK
-
-
-@compiled(i64(*STATE_TYPES, i32[::1]))
-def audit(info: I64, state: I32, entries: I32, sent: I32) -> int:
-    """Look at every entry of every row; return the number of the first law found broken, or 0."""
-    total = info[info.shape[0] - 1, ROWS]
-    for group in range(info.shape[0] - 1):
-        width, kind, limit = info[group, WIDTH], info[group, KIND], info[group, IDS]
-        for row in range(total):
-            line = (group * total + row) * STATE_FIELDS
-            start = info[group, BASE] + row * width
-            count, clean = state[line + COUNT], state[line + LISTED] == 0
-            if count < 0 or count > width:
-                return refuse(info, BROKEN_L2, group, 0, row, count, width, 0)
-            if clean and count != state[line + SENT]:
-                return refuse(info, BROKEN_L11, group, 0, row, count, state[line + SENT], count)
-            gap = 0  # a null after this is in the middle of a row
-            for column in range(width):
-                entry = entries[start + column]
-                if clean and entry != sent[start + column]:
-                    return refuse(info, BROKEN_L11, group, 0, row, entry, sent[start + column], column)
-                if column >= count:
-                    if entry != 0:
-                        return refuse(info, BROKEN_L4, group, 0, row, entry, 0, column)
-                elif entry < 0 or entry >= limit:
-                    return refuse(info, BROKEN_L3, group, 0, row, entry, limit, column)
-                elif entry != 0:
-                    gap = 1
-                elif kind == FULL or kind == RING or (kind != STATE and gap):
-                    return refuse(info, BROKEN_L3, group, 0, row, entry, limit, column)
+            t += one
     return OK

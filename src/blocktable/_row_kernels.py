@@ -76,7 +76,6 @@ from blocktable._kernels import (
     WINDOW,
     cut,
     fill_null,
-    owned,
     touch,
 )
 from blocktable._pool_kernels import count_anew, pop, release
@@ -320,6 +319,15 @@ def settle_final(
     lines[line + HEAD] = draft
     if draft == 0:
         lines[line + TAIL] = 0
+
+
+@helper(i64(i64, i64, i64, i64, i64))
+def owned(first: int, offset: int, chunk: int, ranks: int, rank: int) -> int:
+    """Return the slot of an offset in a block shared by ``ranks``, or -1 where another rank owns it (L13)."""
+    turn = offset // chunk
+    if turn % ranks != rank:
+        return -1
+    return first + turn // ranks * chunk + offset % chunk
 
 
 @helper(nothing(i64[:, ::1], i32[::1], i64[::1], i64, i64, i64, i64, i64[:, ::1], i64))

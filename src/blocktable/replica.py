@@ -7,6 +7,7 @@ import numpy as np
 
 from blocktable import _kernels as k
 from blocktable._apply import BAD_GAP, BAD_TAIL, apply
+from blocktable._audit import first_broken
 from blocktable.delta import Delta, damaged
 from blocktable.errors import ArgumentError, DeltaError
 from blocktable.groups import as_groups
@@ -92,9 +93,9 @@ class Replica(TableState):
         replica._sent = replica._entries
         replica._seq, replica._origin = snapshot.seq, snapshot.origin
         replica._fill(snapshot.counts, snapshot.live)
-        law = k.audit(replica._info, replica._state, replica._entries, replica._sent)
-        if law != k.OK:
-            raise damaged(f"the snapshot's row {int(replica._info[-1, k.FAULT_ROW])} breaks law L{law}")
+        broken = first_broken(replica)
+        if broken is not None:
+            raise damaged(f"the snapshot's row {broken.row} breaks law {broken.law}")
         return replica
 
     def _fill(self, counts: Any, live: Any) -> None:

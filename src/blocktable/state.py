@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from blocktable import _kernels as k
 from blocktable._arrays import as_count, as_int64
-from blocktable._faults import fault
+from blocktable._audit import Finding, first_broken
+from blocktable._faults import fault, no_row
 from blocktable._sanitized import Sanitizable
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
@@ -74,9 +75,16 @@ class GroupTable:
 
         Cost: one pass over the result.
         """
-        wanted = as_int64(rows, "rows")
-        out = np.empty((wanted.size, self._state.shapes[self._group].kernel_width), np.int32)
-        self._state._run("kernel_array", k.expand, self._group, wanted, out)
+        wanted, state = as_int64(rows, "rows"), self._state
+        shape = state.shapes[self._group]
+        ratio = shape.block_size // shape.kernel_block_size
+        out = np.zeros((wanted.size, shape.kernel_width), np.int32)
+        with state._sole("kernel_array"):
+            state._known("kernel_array", wanted)
+            blocks, counts = self.array[wanted], self.num_blocks[wanted]
+        live = np.arange(shape.width) < counts[:, None]
+        for part in range(ratio):
+            out[:, part : ratio * shape.width : ratio] = np.where(live, blocks * ratio + part, 0)
         return out
 
     def __repr__(self) -> str:
@@ -201,32 +209,38 @@ class TableState(Sanitizable):
     def check(self) -> None:
         """Look at every entry of every row (L2, L3, L4, L5, L11) and every width (L1, L12); raise LawBroken with the state.
 
-        Cost: one pass over the tables, a few milliseconds per 10^7 entries.
+        Cost: one pass over the tables, about 10 milliseconds per 10^7 entries.
         """
         for g, shape in enumerate(self.shapes):
             ratio = shape.block_size // shape.kernel_block_size
             if ratio * shape.kernel_block_size != shape.block_size or shape.width != shape.kernel_width // ratio:
                 raise LawBroken(f"check: the shape of group {g} contradicts itself: {shape}", law="L12")
         with self._sole("check"):
-            code = k.audit(self._info, self._state, self._entries, self._sent)
-        if code != k.OK:
-            raise self._broken(code)
+            found = first_broken(self)
+        if found is not None:
+            raise self._broken(found)
 
-    def _broken(self, law: int) -> LawBroken:
-        scratch = self._info[-1]
-        group, row, column = (int(scratch[f]) for f in (k.FAULT_GROUP, k.FAULT_ROW, k.FAULT_COLUMN))
+    def _broken(self, found: Finding) -> LawBroken:
+        law, group, row, column, entry = found
         line = self._state.reshape(len(self.shapes), self.max_rows, k.STATE_FIELDS)[group, row]
         entries = np.array2string(self._arrays[group][row], threshold=64, edgeitems=16)
         return LawBroken(
             f"check: row {row} of group {group} breaks the law at column {column}: count {line[k.COUNT]}, "
             f"given up {line[k.GONE]}, sent {line[k.SENT]}, width {self.shapes[group].width}, entries {entries}",
-            law=f"L{law}",
-            values={"group": group, "row": row, "column": column, "entry": int(scratch[k.FAULT_VALUE])},
+            law=law,
+            values={"group": group, "row": row, "column": column, "entry": entry},
             remedy="this is a defect here, or memory written from outside: report it with the calls that led here",
         )
 
     def _sole(self, verb: str) -> "_Sole":
         return _Sole(self._busy, verb)
+
+    def _known(self, verb: str, rows: NDArray[np.int64]) -> None:
+        """Refuse rows that do not exist."""
+        outside = (rows < 0) | (rows >= self.max_rows)
+        if outside.any():
+            index = int(outside.argmax())
+            raise no_row(verb, index, int(rows[index]), self.max_rows)
 
     def _run(self, verb: str, loop: Callable[..., int], *arguments: Any) -> None:
         """Run a compiled loop over the state, alone; raise what it refused."""

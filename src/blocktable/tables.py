@@ -7,18 +7,23 @@
 Every verb is batched, checks everything before it writes anything, and is all or nothing across rows and groups.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blocktable import _kernels as k
-from blocktable._arrays import as_count, as_int64
+from blocktable._arrays import as_count, as_int32, as_int64
+from blocktable._faults import fault
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
 from blocktable.snapshot import pack
 from blocktable.state import Shape, TableState, busy
+
+LOW32 = 2**32 - 1
+NO_IDS = np.zeros(0, np.int32)
 
 
 class BlockTables(TableState):
@@ -64,12 +69,14 @@ class BlockTables(TableState):
 
     def _write(self, verb: str, rows: Any, indptr: Any, ids: Any, group: int | None, replace: int) -> None:
         wanted = as_int64(rows, "rows")
-        if group is None:
-            starts, values = self._joined(verb, indptr, ids)
-            self._run(verb, k.write, self._dirty, 0, len(self.shapes), wanted, starts, values, replace)
-        else:
-            starts, values = as_int64(indptr, "indptr"), as_int64(ids, "ids")
-            self._run(verb, k.write, self._dirty, self._index(verb, group), 1, wanted, starts, values, replace)
+        if group is not None:
+            starts, blocks = as_int64(indptr, "indptr"), as_int32(ids, "ids")
+            self._run(verb, k.write, self._dirty, self._index(verb, group), wanted, starts, blocks, replace, k.BOTH)
+            return
+        parts = zip(self._per_group(verb, indptr), self._per_group(verb, ids), strict=True)
+        calls = [(g, wanted, as_int64(p, "indptr"), as_int32(b, "ids"), replace) for g, (p, b) in enumerate(parts)]
+        with self._sole(verb):
+            self._all_or_none(verb, k.write, calls)
 
     def truncate(self, rows: Any, num_blocks: Any, group: int | None = 0) -> None:
         """Shorten row rows[i] to its first num_blocks[i] entries; the rest becomes null (L4).
@@ -79,19 +86,21 @@ class BlockTables(TableState):
         """
         wanted = as_int64(rows, "rows")
         if group is None:
-            counts = [as_int64(count, "num_blocks") for count in self._per_group("truncate", num_blocks)]
+            given = dict(enumerate(self._per_group("truncate", num_blocks)))
         else:
-            counts = [as_int64(num_blocks, "num_blocks")]
-        for count in counts:
-            _same_length("truncate", "num_blocks", count, wanted)
-        first = 0 if group is None else self._index("truncate", group)
-        self._run("truncate", k.truncate, self._dirty, first, wanted, np.stack(counts))
+            given = {self._index("truncate", group): num_blocks}
+        calls = [(g, wanted, as_int64(counts, "num_blocks"), 0) for g, counts in given.items()]
+        for _, _, counts, _ in calls:
+            _same_length("truncate", "num_blocks", counts, wanted)
+        with self._sole("truncate"):
+            self._all_or_none("truncate", k.shorten, calls)
 
     def clear(self, rows: Any) -> None:
         """Empty rows in all groups; cost: one pass over their live entries."""
         wanted = as_int64(rows, "rows")
-        none = np.zeros((len(self.shapes), wanted.size), np.int64)
-        self._run("clear", k.truncate, self._dirty, 0, wanted, none)
+        none = np.zeros(wanted.size, np.int64)
+        with self._sole("clear"):
+            self._all_or_none("clear", k.shorten, [(g, wanted, none, 0) for g in range(len(self.shapes))])
 
     def release(self, rows: Any, counts: Any, group: int) -> None:
         """Make the first counts[i] entries of row rows[i] null, as a window gives them up; the live count stays.
@@ -118,7 +127,7 @@ class BlockTables(TableState):
             )
         wanted, totals = as_int64(rows, "rows"), as_int64(counts, "counts")
         _same_length("release", "counts", totals, wanted)
-        self._run("release", k.release, self._dirty, index, wanted, totals)
+        self._run("release", k.shorten, self._dirty, index, wanted, totals, 1, k.BOTH)
 
     def move(self, src: Any, dst: Any) -> None:
         """Move row src[i] to row dst[i] in all groups.
@@ -142,11 +151,27 @@ class BlockTables(TableState):
         self._transfer("copy", as_int64(src, "src"), as_int64(dst, "dst"), keep=1)
 
     def _transfer(self, verb: str, src: NDArray[np.int64], dst: NDArray[np.int64], *, keep: int) -> None:
+        """Assign to every target what its source holds now; without ``keep``, empty the sources that are no targets."""
         _same_length(verb, "dst", dst, src)
-        inside = src[(src >= 0) & (src < self.max_rows)]
-        room = max(int(counts[inside].sum()) for counts in self._counts)
-        held, marks = np.empty(room, np.int64), np.empty(2 * src.size, np.int64)
-        self._run(verb, k.transfer, self._dirty, src, dst, keep, held, marks)
+        with self._sole(verb):
+            self._known(verb, src)
+            read, written = src.tolist(), dst.tolist()
+            emptied: list[int] = []
+            if keep:  # pair after pair: a source that an earlier pair wrote holds what that pair read
+                holds: dict[int, int] = {}
+                for i, target in enumerate(written):
+                    read[i] = holds[target] = holds.get(read[i], read[i])
+            else:
+                none = (0, src, np.zeros(src.size + 1, np.int64), NO_IDS, 1)
+                self._each(verb, k.write, [none], k.CHECK)  # no source comes twice
+                emptied = [row for row in read if row not in set(written)]
+            targets = np.concatenate([dst, np.array(emptied, np.int64)])
+            calls = []
+            for g, table in enumerate(self._arrays):
+                pieces = [table[row, : self._counts[g][row]] for row in read]
+                starts = np.cumsum([0, *map(len, pieces), *[0] * len(emptied)])
+                calls.append((g, targets, starts, np.concatenate([NO_IDS, *pieces]), 1))
+            self._all_or_none(verb, k.write, calls)
 
     def resize(self, groups: Any) -> None:
         """Take other groups, with the widths of other limits, while no row is live.
@@ -191,13 +216,11 @@ class BlockTables(TableState):
 
     def _difference(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
-        info = self._info
-        arrays = (info, self._state, self._entries, self._sent, self._dirty)
-        short = k.difference(*arrays, self._spans, self._values, 0)
-        count, size = info[-1, k.SPANS : k.VALUES + 1].tolist()
-        if not short:
-            return self._spans[:count].copy(), self._values[:size].copy()
-        spans, values = np.empty((count, 6), np.int32), np.empty(size, np.int32)
+        arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
+        sizes = k.difference(*arrays, self._spans, self._values, 0)
+        if sizes >= 0:
+            return self._spans[: sizes >> 32].copy(), self._values[: sizes & LOW32].copy()
+        spans, values = np.empty((~sizes >> 32, 6), np.int32), np.empty(~sizes & LOW32, np.int32)
         k.difference(*arrays, spans, values, 1)
         return spans, values
 
@@ -230,20 +253,16 @@ class BlockTables(TableState):
             )
         return parts
 
-    def _joined(self, verb: str, indptr: Any, ids: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Join the groups' ragged arrays into one, so that one compiled call checks all before it writes any."""
-        values = [as_int64(part, "ids") for part in self._per_group(verb, ids)]
-        starts = [as_int64(part, "indptr") for part in self._per_group(verb, indptr)]
-        for group, part in enumerate(starts):
-            if part.size != starts[0].size or part.size == 0 or part[-1] != values[group].size:
-                raise ArgumentError(
-                    f"{verb}: indptr of group {group} does not cut its {values[group].size} ids into one part per row",
-                    law="L2",
-                    values={"group": group, "ids": values[group].size, "offsets": part.size},
-                    remedy="pass len(rows) + 1 offsets that start at 0, never fall, and end at the number of ids",
-                )
-        shift = np.cumsum([0, *(part.size for part in values)])
-        return np.concatenate([part + shift[g] for g, part in enumerate(starts)]), np.concatenate(values)
+    def _all_or_none(self, verb: str, loop: Callable[..., int], calls: Sequence[tuple[Any, ...]]) -> None:
+        """Run a loop once per group: all look at their arguments before the first writes."""
+        self._each(verb, loop, calls, k.CHECK)
+        self._each(verb, loop, calls, k.WRITE)
+
+    def _each(self, verb: str, loop: Callable[..., int], calls: Sequence[tuple[Any, ...]], phase: int) -> None:
+        for call in calls:
+            code = loop(self._info, self._state, self._entries, self._dirty, *call, phase)
+            if code != k.OK:
+                raise fault(code, verb, self._info)
 
 
 def _same_length(verb: str, name: str, array: NDArray[np.int64], rows: NDArray[np.int64]) -> None:

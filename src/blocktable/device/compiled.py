@@ -6,32 +6,24 @@ import numpy as np
 
 from blocktable import _kernels as k
 from blocktable._apply import apply as apply_loop
-from blocktable._jit import compiled, helper, i32, i64, nothing, u64
+from blocktable._jit import compiled, helper, i32, i64, nothing
 from blocktable._kernels import (
-    BAD_QUERY,
-    BAD_ROW,
     BASE,
-    BLOCK,
     COUNT,
     CP,
     I32,
     I64,
     INTERLEAVE,
     KERNEL_WIDTH,
-    KIND,
-    OK,
     RATIO,
-    RING,
     ROWS,
-    STATE,
     STATE_FIELDS,
     STATE_TYPES,
     WIDTH,
-    refuse,
+    copy_range,
+    fill_null,
 )
 from blocktable.device.layout import CHUNK, KERNEL_BASE, KERNEL_BLOCK, Buffers
-
-LEFT = 26  # a kind of group that the host's loop maps
 
 _NO_LENGTHS = np.zeros(0, np.int64)
 _NO_INDPTR, _NO_INDICES = np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
@@ -46,33 +38,13 @@ def local_length(length: int, ranks: int, chunk: int, rank: int) -> int:
     return length // turn * chunk + min(max(length % turn - rank * chunk, 0), chunk)
 
 
-@helper(nothing(i32[::1], i64, i32[::1], i64, i64))
-def copy_run(target: I32, at: int, source: I32, begin: int, count: int) -> None:
-    """Copy source[begin : begin + count] to target[at :]."""
-    if (
-        at < 0 or begin < 0
-    ):  # never so: it lets the compiler drop Python's indices from the end, and the loop is a memcpy
-        return
-    for j in range(count):
-        target[at + j] = source[begin + j]
-
-
-@helper(nothing(i32[::1], i64, i64))
-def null_run(target: I32, at: int, count: int) -> None:
-    """Make ``count`` entries null."""
-    if at < 0:  # as in copy_run
-        return
-    for j in range(count):
-        target[at + j] = 0
-
-
 @helper(nothing(i32[::1], i64, i32[::1], i64, i64, i64))
 def expand_run(target: I32, at: int, entries: I32, begin: int, count: int, ratio: int) -> None:
     """Write manager blocks as kernel blocks: m becomes r*m .. r*m + r - 1."""
-    if at < 0 or begin < 0 or ratio < 0:  # as in copy_run
+    if at < 0 or begin < 0 or ratio < 0:  # never so: it spares Python's indices from the end
         return
     if ratio == 1:
-        copy_run(target, at, entries, begin, count)
+        copy_range(target, at, entries, begin, begin + count)
     elif ratio == 2:  # the usual ratios are spelled out: with a known count the inner loop is a vector
         for block in range(count):
             first = entries[begin + block] * 2
@@ -95,7 +67,8 @@ def null_tail(marks: I32, group: int, i: int, tables: I32, at: int, pages: int) 
     """Null what a batch row held last time past its live entries, and remember what it holds now."""
     for z in range(marks.shape[2]):
         mine = min(max(pages - z * CHUNK, 0), CHUNK)
-        null_run(tables, at + z * CHUNK + mine, marks[group, i, z] - mine)
+        begin = at + z * CHUNK
+        fill_null(tables, begin + mine, begin + marks[group, i, z])
         marks[group, i, z] = mine
 
 
@@ -152,74 +125,10 @@ def gather_loop(
             if csr:
                 local = local_length(seq_lens[i], info[group, CP], info[group, INTERLEAVE], rank)
                 used = min((local + page - 1) // page, pages)
-                copy_run(kv_indices, base + end, tables, at, used)
+                copy_range(kv_indices, base + end, tables, at, at + used)
                 end += used
                 kv_indptr[group, i + 1] = end
                 last_page_len[group, i] = min(local - (used - 1) * page, page) if used > 0 else 1
-
-
-@compiled(i64(*STATE_TYPES, i64[::1], i64[::1], i64[::1], i64[::1]))
-def slots_loop(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions: I64, out: I64) -> int:
-    """Map slots where every group is held whole by one rank and no group is a ring, as nearly always; else return LEFT.
-
-    The same result and the same refusals as the host's loop, at a third of its time: with blocks of a power of two there is
-    a shift in place of each division, and positions that follow each other are mapped a block at a time.
-    """
-    groups = info.shape[0] - 1
-    total, n, length = info[groups, ROWS], rows.size, out.size // groups
-    tokens = starts[n]
-    for group in range(groups):
-        if info[group, CP] != 1 or info[group, KIND] == RING:
-            return LEFT
-    if starts[0] != 0 or tokens > positions.size or tokens > length:
-        return refuse(info, BAD_QUERY, 0, n, -1, tokens, min(positions.size, length), starts[0])
-    for i in range(n):
-        if rows[i] < -1 or rows[i] >= total:
-            return refuse(info, BAD_ROW, 0, i, rows[i], rows[i], total, 0)
-        if starts[i + 1] < starts[i]:
-            return refuse(info, BAD_QUERY, 0, i, rows[i], starts[i + 1], starts[i], 0)
-    one = u64(1)  # unsigned indices need no test for counting from the end
-    for group in range(groups):
-        block, line, shift = info[group, BLOCK], u64(group * length), i64(-1)
-        for bits in range(31):
-            if i64(1) << bits == block:
-                shift = i64(bits)
-        for i in range(n):
-            row, t, end = rows[i], starts[i], starts[i + 1]
-            live = i64(0)
-            if row >= 0 and info[group, KIND] != STATE:
-                live = i64(state[(group * total + row) * STATE_FIELDS + COUNT])
-            start = info[group, BASE] + row * info[group, WIDTH]
-            while t < end:
-                position = positions[t]
-                column = position >> shift if shift >= 0 else position // block
-                block_id = i64(0)
-                if position >= 0 and column < live:
-                    block_id = i64(entries[start + column])
-                if block_id <= 0:
-                    out[line + u64(t)] = -1
-                    t += 1
-                    continue
-                move = (block_id - column) * block
-                at, stop = u64(t), u64(min(end, t + (column + 1) * block - position))
-                while at < stop and positions[at] == position:
-                    out[line + at] = position + move
-                    position += 1
-                    at += one
-                t = i64(at)
-        tail, stop = line + u64(tokens), line + u64(length)
-        while tail < stop:
-            out[tail] = -1
-            tail += one
-    return OK
-
-
-def map_slots(
-    info: Any, state: Any, entries: Any, rows: Any, query_start_loc: Any, positions: Any, rank: int, out: Any
-) -> int:
-    """Write the slots into a flat ``out``; return OK, or the code of what was refused."""
-    code: int = slots_loop(info, state, entries, rows, query_start_loc, positions, out)
-    return k.slots(info, state, entries, rows, query_start_loc, positions, rank, out) if code == LEFT else code
 
 
 def apply(info: Any, state: Any, entries: Any, spans: Any, values: Any, total: int, longest: int) -> None:  # noqa: ARG001
@@ -240,7 +149,7 @@ def slots(
     info: Any, state: Any, entries: Any, rows: Any, query_start_loc: Any, positions: Any, rank: int, out: Any
 ) -> None:
     """Write the slot of every token."""
-    map_slots(info, state, entries, rows, query_start_loc, positions, rank, out.reshape(-1))
+    k.slots(info, state, entries, rows, query_start_loc, positions, rank, out.reshape(-1))
 
 
 def step(

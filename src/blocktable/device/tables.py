@@ -209,7 +209,7 @@ class DeviceTables:
         if starts[-1] > padded:
             raise too_many("slot_mapping", int(starts[-1]), padded)
         slots, flat = self._slots("slot_mapping", padded, out)
-        self._mirror._run("slot_mapping", self._do.map_slots, wanted, starts, where, self.cp_rank, flat.reshape(-1))
+        self._mirror._run("slot_mapping", k.slots, wanted, starts, where, self.cp_rank, flat.reshape(-1))
         self._counts["launches"] += 1
         return slots
 
