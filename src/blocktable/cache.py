@@ -41,6 +41,7 @@ _I32 = np.dtype(np.int32)
 _NONE = np.zeros(0, np.int64)
 _NO_SLOTS = np.zeros((1, 0), np.int64)
 _NO_LIMIT = 2**40
+_MOST_BLOCKS = 2**29  # of 16 tokens a cache of them takes 90 GB here
 _MOST_EPOCHS = 2**30  # fences are numbered in int32, anew once so many are done
 _NO_SALT = 1  # the root of rows without a salt
 
@@ -95,6 +96,13 @@ class KVCache(Sanitizable):
     ) -> None:
         self.groups: tuple[Group, ...] = as_groups(groups)
         self.num_blocks = _integer(num_blocks, "num_blocks", 1)
+        if self.num_blocks > _MOST_BLOCKS:
+            raise ArgumentError(
+                f"num_blocks is {num_blocks}, outside 1..{_MOST_BLOCKS}",
+                law="L9",
+                values={"num_blocks": self.num_blocks, "largest": _MOST_BLOCKS},
+                remedy="make larger blocks: lists and nodes of the pool are numbered in int32",
+            )
         self._plan = plan = Plan.of(self.groups, self.num_blocks - 1)
         ranks = max(group.geometry.cp_size for group in self.groups)
         if _integer(cp_rank, "cp_rank", 0) >= ranks:

@@ -355,6 +355,13 @@ def test_state_groups_hold_a_fixed_number_of_blocks_and_never_hit():
     assert caught.value.least == 10
 
 
+@pytest.mark.parametrize("num_blocks", [0, -1, True, 2.5, "8", 2**31, 2**40, 2**70])
+def test_absurd_pools_are_refused(num_blocks):
+    with pytest.raises(ArgumentError) as caught:
+        cache_of(num_blocks=num_blocks)
+    assert "num_blocks" in str(caught.value)
+
+
 def test_rings_are_refused_by_name():
     geometry = blocktable.plan(max_model_len=64, block_size=4)
     with pytest.raises(ArgumentError, match="ring"):

@@ -26,7 +26,6 @@ from blocktable import (
     plan,
     salt,
 )
-from blocktable.pool import BlockPool
 
 ALIGNED = Contract("aligned", width_rule=TokenMultiple(128))
 
@@ -164,25 +163,28 @@ def test_k6_case_14_padding_positions_have_no_slot_though_the_last_block_has_roo
 
 
 def test_k5_case_15_a_window_gives_blocks_up_on_host_and_replica_in_one_step() -> None:
-    tables = BlockTables([Group(plan(max_model_len=32, block_size=4), kind="window", window=8)], max_rows=1)
-    mirror = Replica(tables.groups, max_rows=1)
-    pool = BlockPool(10)
-    ids = pool.allocate(9)[4:]
-    pool.free([1, 2, 3, 4])
-    tables.append([0], [0, 5], ids)
-    mirror.apply(tables.commit())
+    group = Group(plan(max_model_len=32, block_size=4), kind="window", window=8)
     dead_tokens = max(0, 20 - 8 + 1)
     dead = dead_tokens // 4
     assert (dead_tokens, dead) == (13, 3)
-    before = pool.num_free
-    tables.release([0], [dead], 0)
-    pool.free(ids[:dead])
+    tables, mirror = BlockTables([group], max_rows=1), Replica([group], max_rows=1)
+    tables.append([0], [0, 5], [5, 6, 7, 8, 9])
     mirror.apply(tables.commit())
-    for one in (tables, mirror):
+    tables.release([0], [dead], 0)
+    cache, follower = KVCache([group], num_blocks=10, max_rows=2, prefix_cache=False), Replica([group], max_rows=2)
+    prompt(cache, 1, [1] * 16)
+    cache.extend([0], [0, 20])
+    assert cache.tables.tables[0].array[0, :5].tolist() == [5, 6, 7, 8, 9]
+    before = cache.stats()["free"]
+    cache.confirm([0], [20], [0, 20], [1] * 20)
+    assert cache.stats()["free"] == before + 3
+    cache.check()
+    mirror.apply(tables.commit())
+    follower.apply(cache.commit())
+    for one in (tables, mirror, cache.tables, follower):
         assert one.tables[0].array[0, :5].tolist() == [0, 0, 0, 8, 9]
         assert int(one.tables[0].num_blocks[0]) == 5
         one.check()
-    assert pool.num_free == before + 3
     assert slots(tables, [0, 11, 12, 19]) == [-1, -1, 32, 39]
     tables.release([0], [2], 0)  # a total, not an increment
     assert row(tables, 0)[:5] == [0, 0, 0, 8, 9]
@@ -271,25 +273,28 @@ def test_k9_a_replicated_group_is_not_divided() -> None:
 
 
 def test_k11_k12_case_24_nothing_is_freed_twice_and_growth_takes_the_difference() -> None:
-    pool = BlockPool(16)
-    block = pool.allocate(1)
-    assert pool.num_free == 14
+    cache = KVCache([plan(max_model_len=240, block_size=16)], num_blocks=16, max_rows=4)
+
+    def free() -> int:
+        return cache.stats()["free"]
+
+    cache.extend([3], [0, 1])
+    assert free() == 14
     with pytest.raises(ArgumentError):
-        pool.free(np.concatenate([block, block]))
-    assert pool.num_free == 14
-    pool.free(block)
-    assert pool.num_free == 15
+        cache.free([3, 3])
+    assert free() == 14
+    cache.free([3])
+    assert free() == 15
     with pytest.raises(ArgumentError):
-        pool.free(block)
-    assert pool.num_free == 15
-    tables = BlockTables([plan(max_model_len=240, block_size=16)], max_rows=1, num_blocks=16)
+        cache.free([3])
+    assert free() == 15
     for tokens, live in (100, 7), (200, 13):
-        need = -(-tokens // 16) - count(tables, 0)
-        tables.append([0], [0, need], pool.allocate(need))
-        assert (count(tables, 0), pool.num_free) == (live, 15 - live)
+        cache.extend([0], [0, tokens - int(cache.lengths[0])])
+        assert (int(cache.tables.tables[0].num_blocks[0]), free()) == (live, 15 - live)
     with pytest.raises(OutOfBlocks) as caught:
-        pool.allocate(3)
-    assert (caught.value.needed, caught.value.available, pool.num_free) == (3, 2, 2)
+        cache.extend([1], [0, 33])
+    assert (caught.value.needed, caught.value.available, free()) == (3, 2, 2)
+    cache.check()
 
 
 def test_k15_ids_and_slots_are_exact_past_32_bits() -> None:
@@ -568,21 +573,21 @@ def test_k3_k6_an_id_outside_the_pool_is_refused(four: BlockTables, bad: int) ->
     assert count(four, 0) == 0
 
 
-def test_k11_a_copied_row_shares_its_blocks_and_each_owner_frees_once(four: BlockTables) -> None:
-    """Tables say which rows name a block; the pool counts them, so that two writers of one block are seen."""
-    pool = BlockPool(100)
-    ids = pool.allocate(3)
-    four.append([0], [0, 3], ids)
-    four.copy([0], [1])
-    pool.share(ids)
-    assert row(four, 0) == row(four, 1) == [1, 2, 3, 0]
-    assert pool.references[ids].tolist() == [2, 2, 2]
-    pool.free(ids)
-    pool.free(ids)
+def test_k11_a_forked_row_shares_its_blocks_and_each_owner_frees_once() -> None:
+    cache = KVCache([plan(max_model_len=16, block_size=4)], num_blocks=9, max_rows=3, prefix_cache=False)
+    prompt(cache, 0, list(range(9)))
+    cache.fork(0, 1)
+    table = cache.tables.tables[0].array
+    assert table[0].tolist() == table[1].tolist() == [1, 2, 3, 0]
+    cache.free([0])
+    assert cache.stats()["held"] == 3
+    cache.free([1])
+    assert cache.stats()["free"] == 8
     with pytest.raises(ArgumentError):
-        pool.free(ids[:1])
-    assert pool.num_free == 99
-    assert len(set(pool.allocate(99).tolist())) == 99
+        cache.free([1])
+    prompt(cache, 0, [1] * 16)
+    prompt(cache, 1, [2] * 16)
+    assert len({*table[0].tolist(), *table[1].tolist()}) == 8, "no block was free twice"
 
 
 def test_k11_a_parent_and_its_fork_never_write_one_block() -> None:

@@ -57,7 +57,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code, allowed):
 
 
 def test_the_core_names_no_engine_and_no_torch():
-    modules = ["tables", "slots", "delta", "replica", "pool", "state", "snapshot", "groups", "geometry", "contracts"]
+    modules = ["tables", "slots", "delta", "replica", "state", "snapshot", "groups", "geometry", "contracts"]
     loaded = loaded_after("\n".join(f"import blocktable.{module}" for module in modules))
     assert not loaded & {"torch", "vllm", "sglang", "triton", "transformers"}
 
