@@ -25,6 +25,7 @@ __all__ = ["main", "run"]
 COMMANDS = {
     "check": "say whether a server's launch would be refused for its block tables, and how to mend it",
     "backends": "list what each attention backend demands, or explain one",
+    "run": "answer prompts with a real model, through checked block tables",
     "simulate": "drive block tables through an hour or a day of traffic",
 }
 

@@ -69,10 +69,15 @@ class DeviceTables:
         self._start(tables.snapshot(), device, cp_rank, kernels, geometries, tables.num_blocks)
 
     @classmethod
-    def from_snapshot(cls, data: bytes, device: Any, *, cp_rank: int = 0, kernels: str | None = None) -> Self:
-        """Start from the bytes of a host's snapshot; the batches then know no contracts to be checked against."""
+    def from_snapshot(
+        cls, data: bytes, device: Any, *, cp_rank: int = 0, kernels: str | None = None, num_blocks: int | None = None
+    ) -> Self:
+        """Start from the bytes of a host's snapshot; the batches then know no contracts to be checked against.
+
+        ``num_blocks`` is the pool's, which the bytes do not tell: without it there is no split table.
+        """
         made = cls.__new__(cls)
-        made._start(data, device, cp_rank, kernels, (), None)
+        made._start(data, device, cp_rank, kernels, (), num_blocks)
         return made
 
     def _start(

@@ -95,8 +95,29 @@ class Engine:
         geometries = [self.geometry] * len(groups)
         spec = Spec(geometries, num_blocks, self.cache.snapshot())
         self.executor: Executor = Here(here, spec) if here else Processes(Path(model), dtype, spec, workers)
+        self.scheduler.longest = min(limit, self.shape.max_positions)
         self._sums: deque[int] = deque()
         self._tokenizer: Any = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the launch does not refuse and its user should know, in sentences."""
+        notes = []
+        limit, positions = self.geometry.max_model_len, self.shape.max_positions
+        if limit > positions:
+            notes.append(f"max_model_len {limit} is past the model's {positions} positions; longer prompts are refused")
+        notes += [
+            f"{contract.name} runs no heads of {self.shape.head_dim} elements: its table is enforced all the same"
+            for contract in self.geometry.contracts
+            if not contract.accepts_head(self.shape.head_dim)
+        ]
+        return notes
+
+    def describe_kernel(self) -> str:
+        """Say which table the kernel was handed, at every attention call."""
+        width, block = self.geometry.kernel_width, self.geometry.kernel_block_size
+        names = ", ".join(contract.name for contract in self.geometry.contracts) or "no contract asked"
+        return f"{names}: rows of {width} blocks of {block} tokens"
 
     @property
     def tokenizer(self) -> Any:
@@ -121,7 +142,7 @@ class Engine:
             samples[event.sample].tokens.append(event.token)
             samples[event.sample].finish = event.finish
         answers = [found[number] for number in sorted(found)]
-        if self.folder is not None:
+        if self.folder is not None and (self.folder / "tokenizer_config.json").is_file():
             for completion in (one for answer in answers for one in answer):
                 completion.text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
         return answers

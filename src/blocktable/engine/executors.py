@@ -6,11 +6,13 @@ An executor runs steps in the order in which they are submitted; ``result`` wait
 import os
 import signal
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -98,7 +100,8 @@ class Peer:
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, folder, dtype, spec, count)
         self.process = context.Process(target=serve, args=arguments, name="blocktable-worker", daemon=True)
-        self.process.start()
+        with interrupts_ignored():
+            self.process.start()
         theirs.close()
         self.owed = 1  # that it is ready
 
@@ -138,6 +141,19 @@ class Peer:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Let a process that starts here inherit that Ctrl-C is not for it: the one that schedules decides when to stop."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Processes:
@@ -192,7 +208,6 @@ class Processes:
 
 def serve(pipe: Connection, folder: Path, dtype: torch.dtype | None, spec: Spec, count: int) -> None:
     """Be a worker process: load the model, say so, and run steps until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that schedules decides when to stop
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     try:
         worker = Worker(Model.load(folder, dtype), *spec)

@@ -9,6 +9,7 @@ done. A row that is freed meanwhile is fenced: no block of it is handed out befo
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Scheduler:
 
     def __init__(self, cache: KVCache, *, token_budget: int, draft: int = 0, poison: bool = False) -> None:
         self.cache, self.token_budget, self.draft, self.poison = cache, token_budget, draft, poison
+        self.longest = cache.groups[0].geometry.max_model_len
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = self.steps = self.peak_blocks = 0
@@ -55,24 +57,27 @@ class Scheduler:
         """Steps scheduled and not yet completed."""
         return len(self._flying)
 
-    def add(self, request: Request) -> int:
-        """Queue a request and return its number; raises ArgumentError for one that its row could never hold."""
-        limit = self.cache.groups[0].geometry.max_model_len
+    def refuse(self, request: Request) -> None:
+        """Raise ArgumentError for a prompt that no row can hold with a token to come."""
         size = len(request.prompt)
-        if not size or size + request.max_tokens > limit:
-            what = "is empty" if not size else f"has {size} tokens, with {request.max_tokens} to come more than {limit}"
+        if not size:
+            raise ArgumentError("the prompt has no tokens", values={"prompt": 0}, remedy="pass at least one token")
+        if size >= self.longest:
             raise ArgumentError(
-                f"the prompt {what}",
+                f"the prompt has {size} tokens, and a row holds {self.longest} with the answer",
                 law="L1",
-                values={"prompt": size, "max_tokens": request.max_tokens, "max_model_len": limit},
-                remedy="pass at least one token"
-                if not size
-                else f"shorten it, ask for fewer tokens, or raise max_model_len to {size + request.max_tokens}",
+                values={"prompt": size, "limit": self.longest},
+                remedy=f"shorten it to {self.longest - 1} tokens, or raise max_model_len if the model has the positions",
             )
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its number; its answer is cut where its row ends. Raises what ``refuse`` does."""
+        self.refuse(request)
+        most = min(request.max_tokens, self.longest - len(request.prompt))
+        request = replace(request, max_tokens=most)
         number = self._requests
         self._requests += 1
-        alone = request.samples == 1
-        self.waiting.append(Sequence(request, number, tokens=list(request.prompt), forks=not alone))
+        self.waiting.append(Sequence(request, number, tokens=list(request.prompt), forks=request.samples > 1))
         return number
 
     # The next step

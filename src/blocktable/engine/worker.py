@@ -45,7 +45,7 @@ class Worker:
 
     def __init__(self, model: Model, geometries: list[Geometry], num_blocks: int, snapshot: bytes) -> None:
         self.model, self.shape, self.geometries = model, model.shape, geometries
-        self.tables = DeviceTables.from_snapshot(snapshot, model.device)
+        self.tables = DeviceTables.from_snapshot(snapshot, model.device, num_blocks=num_blocks)
         first = geometries[0]
         self.memories = [
             BlockMemory(
