@@ -32,7 +32,7 @@ def problems(monkeypatch):
 
 def test_modes():
     assert vllm.read_modes("") == ()
-    assert vllm.read_modes("tables,preflight, observe") == ("preflight", "observe", "tables")
+    assert vllm.read_modes("tables,preflight, observe") == ("preflight", "tables", "observe")
     assert vllm.read_modes("tables,off") == ()
     with pytest.raises(vllm.PluginError, match="'tabels', which is no mode"):
         vllm.read_modes("tabels")

@@ -21,7 +21,7 @@ from blocktable.errors import BlockTableError
 
 __all__ = ["MODES", "PluginError", "read_modes", "register"]
 
-MODES = ("preflight", "observe", "tables")
+MODES = ("preflight", "tables", "observe")  # in this order: what observes looks at the tables that are there
 # In 0.31 the tables still hold kernel blocks. The preflight only warns in a release newer than the catalogue.
 TESTED = {"preflight": ">=0.31", "observe": ">=0.32,<0.33", "tables": ">=0.32,<0.33"}
 
