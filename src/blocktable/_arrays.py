@@ -4,6 +4,7 @@ An array that already fits passes as it is. Lists and other integer arrays are c
 floats, booleans and objects are refused rather than rounded.
 """
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from blocktable.errors import ArgumentError
 I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
 I64_BOUNDS = np.iinfo(np.int64)
+CODES = {I32: "i", I64: "q"}
 
 
 def as_int64(value: Any, name: str) -> NDArray[np.int64]:
@@ -36,19 +38,24 @@ def as_int32(value: Any, name: str) -> NDArray[np.int32]:
 
 
 def _convert(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if type(value) is list and value and type(value[0]) is int:
+        try:  # half the time of NumPy's own way, range check included
+            return np.frombuffer(array(CODES[dtype], value), dtype)
+        except (TypeError, OverflowError):
+            pass  # what is wrong with it is said below
     try:
-        array = np.asarray(value)
+        given = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise _refused(name, f"{type(value).__name__} ({error})") from None
-    if array.size == 0 and array.ndim == 1 and not isinstance(value, np.ndarray):
+    if given.size == 0 and given.ndim == 1 and not isinstance(value, np.ndarray):
         return np.zeros(0, dtype)  # an empty list has no dtype of its own
-    if array.ndim != 1:
-        raise _refused(name, f"an array of {array.ndim} dimensions")
-    if array.dtype.kind not in "iu":
-        raise _refused(name, f"dtype {array.dtype}")
-    if array.dtype != dtype and array.size:
+    if given.ndim != 1:
+        raise _refused(name, f"an array of {given.ndim} dimensions")
+    if given.dtype.kind not in "iu":
+        raise _refused(name, f"dtype {given.dtype}")
+    if given.dtype != dtype and given.size:
         bounds = np.iinfo(dtype)
-        low, high = int(array.min()), int(array.max())
+        low, high = int(given.min()), int(given.max())
         if low < bounds.min or high > bounds.max:
             value = low if low < bounds.min else high
             raise ArgumentError(
@@ -57,8 +64,8 @@ def _convert(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
                 values={"name": name, "low": low, "high": high},
                 remedy=f"keep {name} within {bounds.min}..{bounds.max}",
             )
-    array = array.astype(dtype, copy=False)
-    return array if array.flags.carray else array.copy()
+    given = given.astype(dtype, copy=False)
+    return given if given.flags.carray else given.copy()
 
 
 def _refused(name: str, what: str) -> ArgumentError:

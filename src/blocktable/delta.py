@@ -48,10 +48,8 @@ class Delta(msgspec.Struct, frozen=True, eq=False):  # a dataclass as frozen tak
     def __post_init__(self) -> None:
         """Seal the arrays."""
         try:
-            self.spans.setflags(write=False)
-            self.values.setflags(write=False)
-            if self.copies is not NO_COPIES:
-                self.copies.setflags(write=False)
+            for array in (self.spans, self.values, self.copies):
+                array.setflags(False)  # type: ignore[call-arg]  # by position: a keyword costs as much again
         except AttributeError:
             raise ArgumentError(
                 "a delta is made of int32 arrays", remedy="take it from commit() or from_bytes"
