@@ -49,6 +49,15 @@ def test_head_sizes(backend, vllm_version, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_kv_cache_dtypes(backend, vllm_version, name):
+    records = [one for one in catalogue("vllm").records[name] if one.versions.contains(vllm_version)]
+    ours = {dtype for one in records for _, some in one.contract.kv_dtypes for dtype in some}
+    if not ours:
+        pytest.skip(f"{name} is not told which dtypes it takes")
+    assert ours == set(backend.supported_kv_cache_dtypes)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_compute_capabilities(real, backend, vllm_version, name):
     capability = real("vllm.platforms.interface").DeviceCapability
     contract = get_contract(f"vllm:{name}@{vllm_version}")

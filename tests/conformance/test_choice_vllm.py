@@ -33,15 +33,20 @@ def priorities(real):
     for argument in function.args.args:
         argument.annotation = None
     function.body = [node for node in function.body if not isinstance(node, ast.ImportFrom)]
-    scope = {"AttentionBackendEnum": Names(), "is_quantized_kv_cache": lambda _: False, "cache": cache}
+    real_test = real("vllm.utils.torch_utils").is_quantized_kv_cache
+    scope = {"AttentionBackendEnum": Names(), "is_quantized_kv_cache": real_test, "cache": cache}
     exec(compile(ast.Module([function], []), str(file), "exec"), scope)  # noqa: S102 - the engine's own function
     return scope["_get_backend_priorities"]
 
 
 def test_every_order(priorities, vllm_version):
     release = resolve_engine(f"vllm=={vllm_version}")
-    for hardware, mla, heads, head_size in product(
-        ("8.0", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"), (False, True), (1, 16, 17, 128), (128, 512, 576)
+    for hardware, mla, heads, head_size, kv_dtype in product(
+        ("8.0", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"),
+        (False, True),
+        (1, 16, 17, 128),
+        (128, 512, 576),
+        ("auto", "bfloat16", "fp8", "nvfp4", "int8_per_token_head", "turboquant_k8v4"),
     ):
         major, minor = map(int, hardware.split("."))
         theirs = priorities(
@@ -49,7 +54,8 @@ def test_every_order(priorities, vllm_version):
             device_capability=SimpleNamespace(major=major, minor=minor),
             num_heads=heads,
             head_size=head_size,
+            kv_cache_dtype=kv_dtype,
         )
         model = Model(source="m", kind="mla" if mla else "gqa", head_size=head_size, heads=heads, kv_heads=heads)
-        ours = _order(Launch(release, None, hardware=hardware, model=model))
-        assert list(ours) == theirs, (hardware, mla, heads, head_size)
+        ours = _order(Launch(release, None, hardware=hardware, model=model, kv_dtype=kv_dtype))
+        assert list(ours) == theirs, (hardware, mla, heads, head_size, kv_dtype)

@@ -37,6 +37,29 @@ SPARSE = {**DEEPSEEK, "model_type": "deepseek_v32", "index_topk": 2048}
 HYBRID = {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}
 
 
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("--backend FLASH_ATTN_MLA --block-size 64 --kv-cache-dtype fp8", "refused"),
+        ("--backend FLASH_ATTN_MLA --block-size 64 --kv-cache-dtype bfloat16", "accepted"),
+        ("--backend FLASH_ATTN --block-size 64 --kv-cache-dtype fp8 --gpu h100", "accepted"),
+        ("--backend FLASH_ATTN --block-size 64 --kv-cache-dtype fp8 --gpu a100", "refused"),
+        ("--backend FLASH_ATTN --block-size 64 --kv-cache-dtype fp8_e5m2", "refused"),
+        ("--backend TOKENSPEED_MLA --block-size 64 --kv-cache-dtype fp8", "accepted"),
+        ("--backend TOKENSPEED_MLA --block-size 64 --kv-cache-dtype bfloat16", "refused"),
+        ("--backend CPU_MLA --kv-cache-dtype fp8", "refused"),
+        ("--backend TURBOQUANT --block-size 64 --kv-cache-dtype turboquant_k8v4", "accepted"),
+    ],
+)
+def test_the_dtype_of_the_cache_decides(line: str, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["check", "--json", "--engine", "vllm==0.32.0", "--max-model-len", "9416", *line.split()])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == verdict
+    if verdict == "refused" and "CPU" not in line:
+        assert "kv_cache_dtype not supported" in answer["error"]
+        assert "--kv-cache-dtype auto" in answer["ways_out"] or "TOKENSPEED" in line
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Any:
     def write(config: dict[str, Any]) -> Model:

@@ -75,7 +75,9 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def ask(config: dict[str, Any], line: str, *, engine: str = "vllm==0.32.0") -> tuple[int, Any]:
         (tmp_path / "config.json").write_text(json.dumps(config))
         before, _, after = line.partition("--")
-        code = run(["check", "--json", "--engine", engine, "--model", str(tmp_path), *shlex.split(f"{before}--{after}")])
+        code = run(
+            ["check", "--json", "--engine", engine, "--model", str(tmp_path), *shlex.split(f"{before}--{after}")]
+        )
         return code, json.loads(capsys.readouterr().out)
 
     return ask
@@ -146,7 +148,7 @@ def test_a_sparse_model_keeps_an_index_beside_its_latent(check: Any) -> None:
     line = "--gpu h100 --max-model-len 4096 --block-size 64 --backend FLASHMLA_SPARSE --kv-cache-dtype"
     assert check(SPARSE, f"{line} bfloat16")[1]["memory"]["bytes_per_token"] == 2 * (576 * 2 + 132)
     assert check(SPARSE, f"{line} fp8")[1]["memory"]["bytes_per_token"] == 2 * (656 + 132)
-    assert check(SPARSE, f"{line} auto")[1]["memory"] is None
+    assert check(SPARSE, f"{line} auto")[1]["memory"]["bytes_per_token"] == 2 * (576 * 2 + 132)
 
 
 def test_ranks_share_a_request(check: Any) -> None:
@@ -168,7 +170,9 @@ def test_what_is_missing_is_named(check: Any) -> None:
     assert "auto follows from the memory and from what the model keeps" in answer["missing"][0]
     quantized = {**LLAMA, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
     assert check(quantized, "--gpu h100 --max-model-len 4096")[1]["memory"] is None
-    assert check(quantized, "--gpu h100 --max-model-len 4096 --kv-cache-dtype fp8")[1]["memory"]["bytes_per_token"] == 512
+    assert (
+        check(quantized, "--gpu h100 --max-model-len 4096 --kv-cache-dtype fp8")[1]["memory"]["bytes_per_token"] == 512
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_head_size: int | None = None
     only_head_sizes: list[int] = []
     only_grouped: bool | None = None
+    kv_dtypes: dict[str, list[str]] = {}
     qk_nope_head_sizes: list[int] = []
     unsuited: dict[str, str] = {}
     context_parallel: bool | None = None
@@ -103,6 +104,7 @@ class _Priority(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: list[str]
     versions: str = ""
     max_heads: int | None = None
+    quantized: bool = False
     head_size: int | None = None
 
 
@@ -162,7 +164,8 @@ class Record:
 class Priority:
     """The order in which releases try backends for a kind of model on some hardware.
 
-    With ``max_heads`` for models of at most so many heads per rank, with ``head_size`` for that head size alone.
+    With ``max_heads`` for models of at most so many heads per rank, with ``quantized`` for a KV cache in 8 bits or fewer
+    whatever the heads, with ``head_size`` for that head size alone.
     """
 
     versions: SpecifierSet
@@ -170,6 +173,7 @@ class Priority:
     hardware: tuple[str, ...]
     order: tuple[str, ...]
     max_heads: int | None
+    quantized: bool
     head_size: int | None
 
 
@@ -236,6 +240,7 @@ def _priority(written: _Priority, exists: Mapping[str, SpecifierSet], where: "_W
         hardware=tuple(written.hardware),
         order=tuple(written.order),
         max_heads=written.max_heads,
+        quantized=written.quantized,
         head_size=written.head_size,
     )
 

@@ -25,6 +25,7 @@ from blocktable.contracts.fields import (
     dtype_name,
     one_of,
 )
+from blocktable.contracts.hardware import runs_on
 from blocktable.contracts.judging import Table, judge
 from blocktable.contracts.releases import WidthPolicy
 from blocktable.contracts.rules import AnyWidth, WidthRule, Widths, count
@@ -70,6 +71,9 @@ class Contract:
     hardware, head_sizes, max_head_size
         Compute capabilities or platforms it runs on, such as ``"10.0"``, ``"10.x"``, ``"cpu"``, and the head sizes it
         takes; empty or None: not restricted.
+    kv_dtypes
+        The dtypes of a KV cache that it takes: pairs of a hardware pattern and those dtypes, ``"*"`` for all other hardware;
+        empty: not restricted.
     qk_nope_head_sizes
         For MLA models, the head sizes without position that it takes; empty: not restricted.
     unsuited
@@ -112,6 +116,7 @@ class Contract:
     hardware: tuple[str, ...] = ()
     head_sizes: tuple[int, ...] = ()
     max_head_size: int | None = None
+    kv_dtypes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     qk_nope_head_sizes: tuple[int, ...] = ()
     unsuited: tuple[tuple[str, str], ...] = ()
     context_parallel: bool | None = None
@@ -131,6 +136,13 @@ class Contract:
     date: str = ""
     pitfalls: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Say whose it is and what it demands of sizes; the rest are attributes."""
+        home = f"{self.engine}:" if self.engine else ""
+        versions = f"@{self.versions}" if self.versions else ""
+        sizes = f"kernel_block_sizes={self.kernel_block_sizes}, " if self.kernel_block_sizes else ""
+        return f"Contract('{home}{self.name}{versions}', {sizes}width_rule={self.width_rule})"
+
     def __post_init__(self) -> None:
         given: object = self.name
         if not isinstance(given, str) or not given:
@@ -139,6 +151,9 @@ class Contract:
             object.__setattr__(self, name, as_sizes(getattr(self, name), name))
         for name in ("head_sizes", "qk_nope_head_sizes"):
             object.__setattr__(self, name, tuple(count(size, name) for size in getattr(self, name)))
+        object.__setattr__(
+            self, "kv_dtypes", tuple((on, as_strings(some, "kv_dtypes")) for on, some in dict(self.kv_dtypes).items())
+        )
         object.__setattr__(self, "unsuited", tuple(dict(self.unsuited).items()))
         object.__setattr__(self, "width_rule", as_rule(self.width_rule))
         object.__setattr__(self, "refusals", as_refusals(self.refusals))
@@ -195,6 +210,19 @@ class Contract:
     def accepts_head(self, size: int) -> bool:
         """Whether the kernel takes heads of ``size`` elements."""
         return (not self.head_sizes or size in self.head_sizes) and size <= (self.max_head_size or size)
+
+    def accepts_cache(self, dtype: str, hardware: str | None = None) -> bool:
+        """Whether the kernel reads a KV cache of that dtype, on that hardware or on some where it is not given.
+
+        >>> contract = Contract("EIGHT_BITS", kv_dtypes={"*": ["auto"], "9.0": ["auto", "fp8"]})
+        >>> contract.accepts_cache("fp8"), contract.accepts_cache("fp8", "10.0")
+        (True, False)
+        """
+        if hardware is None:
+            return not self.kv_dtypes or any(dtype in some for _, some in self.kv_dtypes)
+        found = [some for on, some in self.kv_dtypes if runs_on(on, hardware)]
+        found += [some for on, some in self.kv_dtypes if on == "*"]
+        return not found or dtype in found[0]
 
     def effective_block_size(self, size: int) -> int:
         """Return the manager block that the engine really takes when ``size`` is asked for.

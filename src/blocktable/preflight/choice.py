@@ -10,7 +10,7 @@ from blocktable.contracts.fields import accepts
 from blocktable.contracts.hardware import runs_on
 from blocktable.preflight.launch import Launch
 
-__all__ = ["Choice", "choose", "refused_reasons"]
+__all__ = ["Choice", "choose", "quantized", "refused_reasons"]
 
 _REASON_OF_RANKS = (0, 29)  # from this vLLM on, the selection asks for context parallelism
 
@@ -38,7 +38,7 @@ def choose(launch: Launch) -> Choice | None:
         return Choice(order[0], ())  # taken unasked; what it cannot do shows in the worker
     for name in order:
         contract = replace(launch, backend=name).contract
-        reasons = (*refused_reasons(launch, contract), *_needs(contract))
+        reasons = (*refused_reasons(launch, contract), *_needs(launch, contract))
         if not reasons:
             return Choice(name, tuple(passed))
         passed.append((name, reasons))
@@ -57,7 +57,7 @@ def _order(launch: Launch) -> tuple[str, ...] | None:
             one.model == model.kind
             and one.versions.contains(Version(launch.release.data_version), prereleases=True)
             and any(runs_on(pattern, hardware) for pattern in one.hardware)
-            and (one.max_heads is None or heads <= one.max_heads)
+            and (one.max_heads is None or heads <= one.max_heads or (one.quantized and quantized(launch.kv_dtype)))
             and (one.head_size is None or one.head_size == model.head_size)
         ):
             return one.order
@@ -73,6 +73,8 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
     model, hardware = launch.model, launch.hardware
     if model and not contract.accepts_head(model.head_size):
         yield "head_size not supported"
+    if launch.kv_dtype != "auto" and not contract.accepts_cache(launch.kv_dtype, hardware):
+        yield "kv_cache_dtype not supported"
     if launch.block_size is not None and not _selects(contract, launch.block_size):
         yield "block_size not supported"
     if model and ("MLA" in contract.name) != (model.kind == "mla"):
@@ -91,7 +93,14 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
         yield from (why for pattern, why in contract.unsuited if pattern != "*" and runs_on(pattern, hardware))
 
 
-def _needs(contract: Contract) -> Iterator[str]:
+def quantized(kv_dtype: str) -> bool:
+    """Whether a KV cache of that dtype holds less than the model's own values."""
+    return kv_dtype.startswith(("fp8", "int", "nvfp4", "turboquant_", "ultraquant_"))
+
+
+def _needs(launch: Launch, contract: Contract) -> Iterator[str]:
+    if launch.kv_dtype == "auto" and not contract.accepts_cache("auto", launch.hardware):
+        yield "kv_cache_dtype not supported"
     yield from (why for pattern, why in contract.unsuited if pattern == "*")
 
 

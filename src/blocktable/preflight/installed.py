@@ -95,7 +95,12 @@ def _backend(release: Release, contract: Contract, member: Any) -> Iterator[Find
         return
     differences = [
         text
-        for text in (_sizes(contract, backend), _heads(contract, backend), _gpus(release, contract, backend))
+        for text in (
+            _sizes(contract, backend),
+            _heads(contract, backend),
+            _caches(release, contract, backend),
+            _gpus(release, contract, backend),
+        )
         if text
     ]
     yield Finding(str(release), contract.name, "; ".join(differences))
@@ -113,6 +118,13 @@ def _sizes(contract: Contract, backend: Any) -> str:
 def _heads(contract: Contract, backend: Any) -> str:
     theirs, ours = set(backend.get_supported_head_sizes()), set(contract.head_sizes)
     return "" if ours == theirs else f"head sizes {_show(theirs)}, in the catalogue {_show(ours)}"
+
+
+def _caches(release: Release, contract: Contract, backend: Any) -> str:
+    theirs = set(getattr(backend, "supported_kv_cache_dtypes", ()))
+    here = [one for gpu in _GPUS if (one := _on(release, contract.name, gpu))] or [contract]
+    ours = {dtype for one in here for _, some in one.kv_dtypes for dtype in some}
+    return "" if not ours or ours == theirs else f"KV cache dtypes {_show(theirs)}, in the catalogue {_show(ours)}"
 
 
 def _gpus(release: Release, contract: Contract, backend: Any) -> str:

@@ -92,6 +92,8 @@ def _assess(launch: Launch) -> Judgement:
         )
     if launch.hardware and contract.hardware and not any(runs_on(one, launch.hardware) for one in contract.hardware):
         return _refused(answer, f"{contract.name} runs on {', '.join(contract.hardware)}, not on {launch.hardware}")
+    if launch.kv_dtype != "auto" and not contract.accepts_cache(launch.kv_dtype, launch.hardware):
+        return _refused(answer, f"{contract.name} reads no KV cache of dtype {launch.kv_dtype}")
     if block is None and unaligned and (problem := pool_problem(launch, 0, launch.num_blocks)):
         return _refused(answer, *problem)
     if block is None and unaligned:

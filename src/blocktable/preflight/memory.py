@@ -183,10 +183,6 @@ def attention_bytes(launch: Launch, contract: Contract | None) -> int:
         raise Unknown(f"index_head_dim, which the config of {model.source} lacks")
     if launch.kv_dtype in _PACKING.get(_known(contract).name, ()):
         return _PACKED + model.index_size
-    if launch.kv_dtype == "auto":
-        raise Unknown(
-            "the dtype of the KV cache (--kv-cache-dtype), which releases choose differently for sparse models"
-        )
     return model.head_size * _element_bytes(launch, model) + model.index_size
 
 

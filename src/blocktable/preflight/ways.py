@@ -45,6 +45,8 @@ def _ways(launch: Launch, answer: Judgement) -> Iterator[str]:
     yield from _block_sizes(launch, contract, answer.block_size or 0)
     yield from _memory(launch, contract, answer)
     yield from _pool(launch, answer)
+    if launch.kv_dtype != "auto" and _accepted(replace(launch, kv_dtype="auto")):
+        yield "--kv-cache-dtype auto"
     if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
         yield "--decode-context-parallel-size 1"
     yield from _releases(launch)
