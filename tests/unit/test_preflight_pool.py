@@ -103,3 +103,84 @@ def test_ranks_divided_state_up_to_0_25_1() -> None:
     for version, width in {"0.20.2": 148, "0.25.1": 148, "0.26.0": 296, "0.27.0": 295}.items():
         release = resolve_engine(f"vllm=={version}")
         assert release.width(max_model_len=9416, block_size=32, kind="state", cp_size=2) == width
+
+
+WINDOWS = {
+    **HYBRID,
+    "model_type": "gemma2",
+    "linear_num_key_heads": 0,
+    "num_hidden_layers": 2,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+CONNECTOR = """ --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'"""
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("--prefix-match-unit 48", 1),
+        ("--prefix-match-unit 32", 0),
+        (f"--prefix-match-unit 48 {CONNECTOR}", 1),
+        (f"--prefix-match-unit 48 --no-enable-prefix-caching {CONNECTOR}", 1),
+        ("--prefix-match-unit 48 --no-enable-prefix-caching", 0),  # nothing is hashed
+        ("--hash-block-size 48", 1),
+    ],
+)
+def test_a_unit_divides_the_blocks_of_several_groups(
+    more: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WINDOWS))
+    line = f"--engine vllm==0.32.0 --gpu h100 --max-model-len 9416 -- vllm serve {tmp_path} --block-size 64 {more}"
+    found, answer = check(line, capsys)
+    assert found == code
+    if code:
+        assert answer["error"].startswith(
+            "ValueError: Invalid prefix_match_unit=48; prefix-cacheable KV cache group block"
+        )
+        assert "no --prefix-match-unit" in answer["ways_out"]
+
+
+@pytest.mark.parametrize(
+    ("connector", "environment", "error"),
+    [
+        (
+            {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"block_size": 96}},
+            "",
+            "'block_size'=96",
+        ),
+        ({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"block_size": 256}}, "", None),
+        ({"kv_connector": "OffloadingConnector"}, "", None),
+        ({"kv_connector": "LMCacheMPConnector"}, "LMCACHE_CHUNK_SIZE=96 ", "LMCache chunk size should be a multiple"),
+        ({"kv_connector": "LMCacheMPConnector"}, "LMCACHE_CHUNK_SIZE=256 ", None),
+        ({"kv_connector": "LMCacheConnectorV1"}, "LMCACHE_CHUNK_SIZE=96 ", None),
+    ],
+)
+def test_a_chunk_of_a_connector_is_whole_blocks(
+    connector: Any, environment: str, error: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "vllm serve M --attention-backend TRITON_MLA --max-model-len 9416 --block-size 64 --kv-transfer-config "
+    words = f"{environment}{line}{shlex.quote(json.dumps(connector))}"
+    code, answer = check(f"--engine vllm==0.32.0 -- {shlex.quote(words)}", capsys)
+    assert code == (0 if error is None else 1)
+    assert error is None or error in answer["error"]
+
+
+def test_the_memory_bounds_requests_at_once_where_a_state_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | known))
+    line = f"--engine vllm==0.32.0 --gpu h100 --gpu-memory 200MiB -- vllm serve {tmp_path} --max-model-len 9416 --max-num-seqs"
+    code, answer = check(f"{line} 256", capsys)
+    assert (code, answer["block_size"]) == (1, 544)
+    blocks = answer["memory"]["num_blocks"]
+    assert answer["ways_out"][0] == f"--max-num-seqs {blocks}"
+    assert check(f"{line} {blocks}", capsys)[0] == 0

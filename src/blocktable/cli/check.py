@@ -13,7 +13,18 @@ from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
 from blocktable.contracts.hardware import capability
 from blocktable.errors import ArgumentError
-from blocktable.preflight import Draft, Judgement, Launch, Memory, Model, find_release, judge, read_model, worst
+from blocktable.preflight import (
+    Connector,
+    Draft,
+    Judgement,
+    Launch,
+    Memory,
+    Model,
+    find_release,
+    judge,
+    read_model,
+    worst,
+)
 
 __all__ = ["command", "options"]
 
@@ -156,6 +167,7 @@ def command(
                 prefix_caching=line.prefix_caching,
                 one_group=line.one_group,
                 draft=drafted,
+                connector=_connector(line),
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
@@ -181,6 +193,18 @@ def _model(path: str | None, line: lines.Launch) -> Model | None:
     if path is not None:
         return read_model(path)
     return read_model(line.model) if line.model and Path(line.model, "config.json").is_file() else None
+
+
+def _connector(line: lines.Launch) -> Connector | None:
+    """Return the connector of the line; its chunk where that is a fact of the line and not of another server."""
+    if line.connector is None:
+        return None
+    name = str(line.connector.get("kv_connector") or "a KV connector")
+    extra = line.connector.get("kv_connector_extra_config")
+    chunk = extra.get("block_size") if isinstance(extra, dict) and name.startswith("Offloading") else None
+    if name.startswith("LMCacheMP"):
+        chunk = line.environment.get("LMCACHE_CHUNK_SIZE")
+    return Connector(name, None if chunk is None else parse_count(str(chunk), f"the chunk of {name}"))
 
 
 def _draft(line: lines.Launch) -> Draft:

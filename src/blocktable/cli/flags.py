@@ -41,6 +41,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "--pipeline-parallel-size": "pipeline_parallel_size",
     "-pp": "pipeline_parallel_size",
     "--kv-transfer-config": "kv_transfer_config",
+    "--hash-block-size": "prefix_match_unit",
 }
 # Switches that matter, each with its opposite.
 _SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {

@@ -15,12 +15,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blocktable.preflight.judgement import Judgement, Verdict, assess
-from blocktable.preflight.launch import Draft, Launch, find_release
+from blocktable.preflight.launch import Connector, Draft, Launch, find_release
 from blocktable.preflight.memory import Memory
 from blocktable.preflight.model import Model, read_model
 from blocktable.preflight.ways import ways_out
 
-__all__ = ["Draft", "Judgement", "Launch", "Memory", "Model", "Verdict", "find_release", "judge", "read_model", "worst"]
+__all__ = [
+    "Connector",
+    "Draft",
+    "Judgement",
+    "Launch",
+    "Memory",
+    "Model",
+    "Verdict",
+    "find_release",
+    "judge",
+    "read_model",
+    "worst",
+]
 
 
 def judge(launch: Launch) -> Judgement:

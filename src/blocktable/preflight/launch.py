@@ -9,7 +9,7 @@ from blocktable.contracts import Contract, Release, get_contract, known_engines,
 from blocktable.errors import UnknownName
 from blocktable.preflight.model import Model
 
-__all__ = ["Draft", "Launch", "find_release", "is_unread"]
+__all__ = ["Connector", "Draft", "Launch", "find_release", "is_unread"]
 
 _NO_LAYERS = ("", "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
@@ -37,6 +37,14 @@ class Draft:
 
 
 _NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True)
+class Connector:
+    """What carries blocks elsewhere, by its class; ``chunk`` tokens at once, where the launch says so."""
+
+    name: str
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Launch:
     prefix_caching: bool | None = None
     one_group: bool = False
     draft: Draft = _NO_DRAFT
+    connector: Connector | None = None
 
     @property
     def caches_prefixes(self) -> bool:

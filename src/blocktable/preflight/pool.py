@@ -44,10 +44,47 @@ def pool_problem(launch: Launch, block: int, blocks: int | None) -> tuple[str, s
             f"{blocks} or increase gpu_memory_utilization."
         )
     tokens = block * launch.cp_size
-    if unit and unit != tokens and launch.release.match_unit_is_block and not (launch.model and launch.model.state):
-        # resolve_kv_cache_block_sizes in v1/core/kv_cache_utils.py; releases before ignored the unit of a single group.
+    if unit and _hashes(launch) and (problem := _unit_problem(launch, unit, tokens)):
+        return problem
+    return _chunk_problem(launch, tokens)
+
+
+def _hashes(launch: Launch) -> bool:
+    """Whether blocks are hashed at all: for prefix caching, or for a connector."""
+    return launch.prefix_caching is not False or launch.connector is not None
+
+
+def _unit_problem(launch: Launch, unit: int, tokens: int) -> tuple[str, str] | None:
+    """Hold the unit of hashing against the blocks of all groups (resolve_kv_cache_block_sizes, v1/core/kv_cache_utils.py).
+
+    A single group takes no other than its block; releases before that ignored the unit. Several groups share their size.
+    """
+    model = launch.model
+    several = bool(model and (model.state or (model.kept and model.kept.window and model.kept.full)))
+    if model and model.state and not launch.caches_prefixes:
+        return None  # states are then not hashed, and nothing finer than a block is
+    if several and tokens % unit:
+        return f"blocks of {tokens} tokens are hashed by no unit of {unit}, which does not divide them", (
+            f"ValueError: Invalid prefix_match_unit={unit}; prefix-cacheable KV cache group block sizes must be divisible by "
+            f"prefix_match_unit. Got group block sizes=[{tokens}, …]"
+        )
+    if not several and unit != tokens and launch.release.match_unit_is_block:
         return f"one group is hashed by its blocks of {tokens} tokens, not by {unit}", (
             f"ValueError: Invalid prefix_match_unit={unit}; with a single KV cache group, prefix-cache hits land on the "
             f"block size ({tokens}). Unset it or set it to {tokens}."
         )
     return None
+
+
+def _chunk_problem(launch: Launch, tokens: int) -> tuple[str, str] | None:
+    """Hold the chunk of a connector against the block, of which it has to be a multiple."""
+    connector = launch.connector
+    if connector is None or connector.chunk is None or not tokens or connector.chunk % tokens == 0:
+        return None
+    why = f"{connector.name} carries chunks of {connector.chunk} tokens, and blocks of {tokens} do not fill them"
+    if connector.name.startswith("LMCache"):
+        return why, "AssertionError: LMCache chunk size should be a multiple of vLLM block size"
+    return why, (
+        f"ValueError: 'block_size'={connector.chunk} in kv_connector_extra_config must be a multiple of the GPU KV cache "
+        f"block size ({tokens} tokens)."
+    )
