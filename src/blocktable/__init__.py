@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         GeometryError,
         LawBroken,
         NeverFits,
+        NotCopyable,
         OutOfBlocks,
         UnknownName,
     )
@@ -67,6 +68,7 @@ _HOME = {
         "GeometryError",
         "LawBroken",
         "NeverFits",
+        "NotCopyable",
         "OutOfBlocks",
         "UnknownName",
     ),

@@ -28,6 +28,7 @@ from blocktable._arrays import as_int64
 from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
+from blocktable._copying import Uncopied
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
@@ -63,7 +64,7 @@ class CacheTables(BlockTables):
     append = assign = truncate = clear = release = move = swap = copy = resize = commit = _closed
 
 
-class KVCache(Sanitizable):
+class KVCache(Uncopied, Sanitizable):
     """Pool, prefix index and host tables of all groups of a model.
 
     ``groups`` is a sequence of ``Group`` or ``Geometry`` (no rings); ``num_blocks`` counts the null block. Row numbers are
@@ -83,6 +84,8 @@ class KVCache(Sanitizable):
     >>> cached.tolist(), cache.tables.tables[0].array[1, :3].tolist()
     ([4], [1, 2, 0])
     """
+
+    copy_instead = "make another one; a mirror of its tables is a Replica, fed by snapshot() and deltas"
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ __all__ = [
     "GeometryError",
     "LawBroken",
     "NeverFits",
+    "NotCopyable",
     "OutOfBlocks",
     "UnknownName",
 ]
@@ -82,6 +83,10 @@ class ContractError(ArgumentError):
 
 class UnknownName(ArgumentError, LookupError):  # noqa: N818 - the public names of this project carry no suffix
     """No contract, engine or version of that name is in the catalogue; the nearest known ones are named."""
+
+
+class NotCopyable(ArgumentError, TypeError):  # noqa: N818
+    """An object that owns live state was to be pickled or copied; the remedy says what to send or keep instead."""
 
 
 class CatalogueError(BlockTableError):

@@ -53,6 +53,15 @@ class Geometry:
     engine: Release | None
     reasons: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Say the limits and the width; what is usual is left out."""
+        unusual = {"lookahead": 0, "extra_blocks": 0, "kernel_block_size": self.block_size, "kernel_width": self.width}
+        unusual |= {"padding": 0, "cp_size": 1, "cp_interleave": 1}
+        said = [f"{name}={getattr(self, name)}" for name in ("max_model_len", "block_size", "width")]
+        said += [f"{name}={getattr(self, name)}" for name, usual in unusual.items() if getattr(self, name) != usual]
+        named = ", ".join(contract.name for contract in self.contracts)
+        return f"Geometry({', '.join(said)}{f', for {named}' if named else ''})"
+
     @property
     def ratio(self) -> int:
         """Kernel blocks per manager block: manager id m becomes ratio·m .. ratio·m + ratio - 1."""

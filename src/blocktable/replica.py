@@ -51,6 +51,10 @@ class Replica(TableState):
         self._follow(delta)
         self._take(delta, apply, delta.spans, delta.values)
 
+    def __repr__(self) -> str:
+        """Say which commit it stands at, and its tables."""
+        return f"Replica(seq={self.seq}, {', '.join(map(repr, self.tables))})"
+
     def _follow(self, delta: Delta) -> None:
         """Refuse what is not the next delta of these tables."""
         if not isinstance(delta, Delta):

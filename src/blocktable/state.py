@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from blocktable import _kernels as k
 from blocktable._arrays import as_count, as_int64
 from blocktable._audit import Finding, first_broken
+from blocktable._copying import Uncopied
 from blocktable._faults import fault, no_row
 from blocktable._sanitized import Sanitizable
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
@@ -94,8 +95,10 @@ class GroupTable:
         return f"<table {self._group}, {kind}: {rows} rows of {width}, {np.count_nonzero(self.num_blocks)} live>"
 
 
-class TableState(Sanitizable):
+class TableState(Uncopied, Sanitizable):
     """Tables of all groups, to be read; ``BlockTables`` and ``Replica`` add how they change."""
+
+    copy_instead = "send snapshot() and start a Replica from it, or mirror the deltas"
 
     def __init__(self, shapes: Sequence[Shape], max_rows: int, num_blocks: int | None) -> None:
         self._busy = Lock()

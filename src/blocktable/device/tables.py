@@ -20,6 +20,8 @@ import torch
 
 from blocktable import _kernels as k
 from blocktable._apply import SPAN_COUNT, stage
+from blocktable._copying import Uncopied
+from blocktable._sanitized import Sanitizable
 from blocktable.delta import Delta
 from blocktable.device.arguments import Sender, as_count, check_step, on_host, step_fault, too_many
 from blocktable.device.batch import Batch, Store
@@ -34,7 +36,7 @@ _NAMES = ("rows", "lengths", "query_start_loc", "positions")
 KERNELS = ("compiled", "reference", "fallback", "kernels")
 
 
-class DeviceTables:
+class DeviceTables(Sanitizable, Uncopied):
     """The tables of all groups on one device, which start as ``tables`` were at their last commit.
 
     ``tables`` are BlockTables, a Replica or a KVCache's tables; ``device`` is what torch takes; ``cp_rank`` is this
@@ -58,7 +60,17 @@ class DeviceTables:
     [[48, 113, 151, -1]]
     """
 
-    def __init__(self, tables: Any, device: Any, *, cp_rank: int = 0, kernels: str | None = None) -> None:
+    copy_instead = "make one there: DeviceTables.from_snapshot(bytes, device), with the bytes of snapshot()"
+
+    def __init__(
+        self,
+        tables: Any,
+        device: Any,
+        *,
+        cp_rank: int = 0,
+        kernels: str | None = None,
+        sanitize: Any = None,  # noqa: ARG002 - read by __new__
+    ) -> None:
         if not callable(getattr(tables, "snapshot", None)) or not hasattr(tables, "layout"):
             raise ArgumentError(
                 f"DeviceTables mirrors host tables, got {type(tables).__name__}",
