@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blocktable.sanitize.laws import Broken, Ints
+from blocktable.sanitize.usual import ANYTHING, NOTHING
 
 NEVER = -(2**63)  # no fence
-NOTHING, ANYTHING = np.uint64(0), np.uint64(1)  # contents: of no use to anybody; not known, after a finding
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(31)
 
 
 class Blocks:
@@ -21,9 +18,10 @@ class Blocks:
         self.owners = np.zeros(num_blocks, np.int64)
         self.fence = np.full(num_blocks, NEVER, np.int64)
         self.pins = np.zeros(num_blocks, np.int64)  # pending copies that read it
-        self.content = np.full(num_blocks, NOTHING, np.uint64)
+        self.content = np.full(num_blocks, NOTHING, np.int64)
         self.touched = np.full(num_blocks, -1, np.int64)  # the call that handed it out or took it back last
         self.copies: list[tuple[int, int, int]] = []
+        self.stamp = np.full(num_blocks, -1, np.int64)  # the call that looked at a block last
         self.retired = NEVER
         self.held = 0
         self.fenced: set[int] = set()  # nobody holds them, and they may not be handed out
@@ -45,8 +43,6 @@ class Blocks:
                 i = int(np.flatnonzero(wrong)[0])
                 place = (group, int(rows[i]), int(columns[i]), int(ids[i]))
                 yield Broken("L9", f"block {ids[i]} is handed out {said}", *place)
-        self.owners[ids] += 1
-        twice = np.flatnonzero(self.owners[ids] != 1)
         self.owners[ids] = 1
         if ids.size > 1:
             order = np.sort(ids)
@@ -55,7 +51,6 @@ class Blocks:
                 i = int(np.flatnonzero(ids == same[0])[1])
                 place = (group, int(rows[i]), int(columns[i]), int(ids[i]))
                 yield Broken("L9", f"block {ids[i]} is handed out twice in one call", *place)
-        del twice
         self.held += ids.size
         self.fence[ids], self.content[ids], self.touched[ids] = NEVER, NOTHING, call
 
@@ -118,38 +113,3 @@ class Blocks:
         self.content[:] = ANYTHING
         idle = np.flatnonzero((self.owners == 0) & ((self.fence > self.retired) | (self.pins > 0)))
         self.fenced = {int(block) for block in idle}
-
-
-class Contents:
-    """What blocks of one group contain, as numbers: equal for equal tokens, history and salt, and else not, but by chance.
-
-    A block's number is made of those of all tokens up to its end: sum over blocks i of hash(tokens of i) * odd ** i, so
-    that the next block adds one term, and a prompt's numbers are one running sum.
-    """
-
-    def __init__(self, group: int, span: int, width: int) -> None:
-        rng = np.random.default_rng(group + 1)
-        self.span = span
-        self._weights = rng.integers(0, 2**64 - 1, span, np.uint64) | np.uint64(1)
-        odd = np.full(width + 1, 0xD1342543DE82EF95, np.uint64)
-        odd[0] = 1
-        self._powers = np.multiply.accumulate(odd)
-        self._group = np.uint64(group + 2)
-
-    def terms(self, tokens: NDArray[np.int64], columns: Ints) -> NDArray[np.uint64]:
-        """Return the terms of blocks: tokens [n, span], each the block at columns[i] of its row."""
-        hashed = (tokens.astype(np.uint64) * self._weights).sum(axis=1, dtype=np.uint64)
-        hashed = (hashed ^ (hashed >> _HALF)) * _MIX
-        found: NDArray[np.uint64] = (hashed ^ (hashed >> _HALF)) * self._powers[columns]
-        return found
-
-    def sums(self, tokens: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return the running sums of a row's whole blocks, from its first token on."""
-        blocks = tokens.size // self.span
-        parts = tokens[: blocks * self.span].reshape(blocks, self.span)
-        return np.cumsum(self.terms(parts, np.arange(blocks)), dtype=np.uint64)
-
-    def numbers(self, sums: Any, salts: Any) -> NDArray[np.uint64]:
-        """Return what blocks contain, from the sum up to them and the number of their row's salt."""
-        found: NDArray[np.uint64] = ((sums ^ salts) * _MIX + self._group) | np.uint64(2)
-        return found

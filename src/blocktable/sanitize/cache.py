@@ -9,14 +9,19 @@ from blocktable._ints import ceil_div, lcm
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse, LawBroken, NeverFits, OutOfBlocks
 from blocktable.groups import Group
-from blocktable.sanitize.blocks import ANYTHING, NOTHING, Blocks, Contents
+from blocktable.sanitize import usual
+from blocktable.sanitize.blocks import Blocks
 from blocktable.sanitize.findings import Report, caller
 from blocktable.sanitize.laws import Broken, Ints, Unit, slots_broken, slots_of
 from blocktable.sanitize.reading import CheckedTable, Looks, Reading, integers
 from blocktable.sanitize.shadow import SWEPT, Shadow, Write, ragged
 from blocktable.sanitize.tables import look_at_snapshot, widths_broken
+from blocktable.sanitize.usual import ANYTHING, NOTHING
 
+KINDS = ("full", "window", "chunked")  # of groups whose usual step is compiled
+FEW = 8  # rows: a call of no more is looked at in every way there is
 AUDITED = 64  # blocks: a pool of no more is recounted by its own check at every call, a larger one more rarely
+_NONE = np.zeros(0, np.int64)
 
 
 class CacheSanitizer(Looks):
@@ -34,23 +39,32 @@ class CacheSanitizer(Looks):
         paged = [unit.span for unit in self.units if unit.kind != "state"]
         self._unit = lcm(*paged) if paged else 1
         self._caches = cache.prefix_cache and len(paged) == len(self.units)
-        self._contents = [Contents(g, unit.span, unit.width) for g, unit in enumerate(self.units)]
         rows, groups = cache.max_rows, len(self.units)
-        self.open = np.zeros(rows, bool)
-        self.indexed = np.zeros(rows, bool)  # does what the row computes answer prompts
+        self.open = np.zeros(rows, np.int64)
+        self.indexed = np.zeros(rows, np.int64)  # does what the row computes answer prompts
         self.length = np.zeros(rows, np.int64)
         self.final = np.zeros(rows, np.int64)
         self.known = np.zeros(rows, np.int64)  # leading tokens that are known
         self.salts: list[bytes] = [b""] * rows
-        self.salt_number = np.zeros(rows, np.uint64)
+        self.entered = np.zeros(rows, np.int64)  # tokens whose blocks' contents are written down
+        self.number = np.zeros(rows, np.int64)  # of the prefix of so many tokens
         self.tokens = np.zeros((rows, 64), np.int64)
         self.gone = np.zeros((groups, rows), np.int64)  # leading blocks that a window gave up
-        self.entered = np.zeros((groups, rows), np.int64)  # blocks whose content is written down
-        self.sums = np.zeros((groups, rows), np.uint64)
         self.largest = longest(self._groups, cache.num_blocks - 1)
+        self._marks = cache.lengths, cache.final
+        self._steady = all(unit.kind in KINDS for unit in self.units)
+        self._numbers = np.array([self._describe(g) for g in range(groups)], np.int64)
         self._writes: list[Write] = []
         self._calls = 0
         self._every = 1 if cache.num_blocks <= AUDITED else cache.num_blocks
+
+    def _describe(self, g: int) -> list[int]:
+        """Return a group's numbers, as the compiled loops take them."""
+        unit = self.units[g]
+        kind = KINDS.index(unit.kind) if unit.kind in KINDS else -1
+        rank = self._cache.cp_rank if unit.ranks > 1 else 0
+        shape = (unit.width, unit.block, unit.ranks, unit.interleave)
+        return [kind, self._groups[g].window, *shape, rank, int(self.shadow.base[g])]
 
     def call(self, frame: Any, verb: str, real: Callable[..., Any], args: Any, named: Any) -> Any:
         """Run a verb of the cache, then its meaning, and compare."""
@@ -62,10 +76,13 @@ class CacheSanitizer(Looks):
             raise
         except BlockTableError as error:
             self._judge(verb, error, args, named)
-            self._compare(np.zeros(0, np.int64), "a refused call left a trace")
+            self._compare(_NONE, "a refused call left a trace")
             raise
         rows = getattr(self, f"_{verb}")(result, *args, **named)
-        self._compare(rows)
+        if rows is None:
+            self.shadow.sweep()  # nothing unusual happened: what can still be wrong is elsewhere
+        else:
+            self._compare(rows)
         return result
 
     def _find(self, broken: Broken) -> None:
@@ -161,7 +178,7 @@ class CacheSanitizer(Looks):
     def _lookup(self, result: Any, indptr: Any, tokens: Any, salts: Any = None) -> Ints:
         del tokens, salts
         self._check_hits(result, np.diff(integers(indptr)), np.full(len(result), -1))
-        return np.zeros(0, np.int64)
+        return _NONE
 
     def _match(self, result: Any, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Ints:
         opened, starts, text = integers(rows), integers(indptr), integers(tokens)
@@ -212,16 +229,58 @@ class CacheSanitizer(Looks):
         salts: Any = None,
         partial: bool = False,
         headroom: int = 0,
-    ) -> Ints:
+    ) -> Ints | None:
         del headroom
         wanted, starts = integers(rows), integers(indptr)
         slots, served = result if partial else (result, wanted.size)
         wanted, starts = wanted[:served], starts[: served + 1]
+        if final is None and self._as_usual(wanted, starts, tokens, slots):
+            return None
         for i in np.flatnonzero(~self.open[wanted]).tolist():
             self._start(int(wanted[i]), salts[i] if salts else None)
         text = None if tokens is None else integers(tokens)[: starts[-1]]
         self._lengthen(wanted, np.diff(starts), text, None if final is None else integers(final)[:served], slots)
         return wanted
+
+    def _as_usual(self, rows: Ints, starts: Ints, tokens: Any, slots: Any) -> bool:
+        """Follow a call in which nothing unusual happened; return False, having followed nothing, where something did."""
+        if not self._steady or rows.size < FEW:
+            return False
+        shadow, blocks = self.shadow, self.blocks
+        text = _NONE if tokens is None else integers(tokens)[: starts[-1]]
+        if not usual.plain(
+            rows, starts, self.length, self.final, self.known, text, self.open, self.largest, *self._marks
+        ):
+            return False
+        shadow.pool[usual.RETIRED], shadow.pool[usual.HELD] = blocks.retired, blocks.held
+        lines = (rows, starts, self.length)
+        held = (shadow.pool, blocks.owners, blocks.pins, blocks.fence, blocks.stamp)
+        for g in range(len(self.units)):
+            table = (shadow.counts[g], shadow.flat, *shadow.seen(g), self.gone[g])
+            if not usual.as_it_should(self._numbers[g], *lines, self.final, *table, *held, slots[g]):
+                return False
+        for g in range(len(self.units)):
+            note: Any = usual.note_blocks
+            copies = (
+                shadow.counts[g],
+                shadow.sent_counts[g],
+                shadow.flat,
+                shadow.sent,
+                shadow.touched,
+                shadow.seen(g)[0],
+            )
+            note(self._numbers[g], *lines, *copies, *held[:2], blocks.touched)
+        blocks.held = int(shadow.pool[usual.HELD])
+        self._room(int((self.length[rows] + np.diff(starts)).max()))
+        known = (self.final, self.known, text, self.tokens)
+        usual.note_tokens(*lines, *known, self._numbers, shadow.flat, blocks.content)
+        self._note_contents(rows)
+        return True
+
+    def _note_contents(self, rows: Ints) -> None:
+        if self._caches:
+            kept = (self.entered, self.number, self.tokens, self._numbers)
+            usual.note_contents(rows, self.final, *kept, self.shadow.flat, self.blocks.content, self.indexed)
 
     def _confirm(self, result: Any, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> Ints:
         del result
@@ -246,12 +305,13 @@ class CacheSanitizer(Looks):
             before = self.shadow.counts[g, wanted]
             after = np.minimum(self._columns(g, ends), before)
             dropped.append(self._emptied(g, wanted, after, before, after))
-            for i in np.flatnonzero(self.entered[g, wanted] > ends // self.units[g].span).tolist():
-                self._rewind(g, int(wanted[i]), int(ends[i]) // self.units[g].span)
         self.blocks.drop(np.concatenate(dropped), fence, self.shadow.log.last)
         self.length[wanted] = ends
         self.final[wanted] = np.minimum(self.final[wanted], ends)
         self.known[wanted] = np.minimum(self.known[wanted], ends)
+        for row in wanted[self.entered[wanted] > self.final[wanted]].tolist():
+            found = self._numbers_of(self.tokens[row, : self.final[row]], self.salts[row])
+            self.entered[row], self.number[row] = found.size, found[-1] if found.size else _number(self.salts[row])
         return wanted
 
     def _free(self, result: Any, rows: Any, fence: int | None = None) -> Ints:
@@ -263,13 +323,14 @@ class CacheSanitizer(Looks):
             self.blocks.drop(blocks, fence, self.shadow.log.last)
         self.open[wanted] = False
         self.length[wanted] = self.final[wanted] = self.known[wanted] = 0
-        self.gone[:, wanted] = self.entered[:, wanted] = self.sums[:, wanted] = 0
+        self.gone[:, wanted] = 0
+        self.entered[wanted] = 0
         return wanted
 
     def _retire(self, result: Any, n: int) -> Ints:
         del result
         self.blocks.retire(int(n))
-        return np.zeros(0, np.int64)
+        return _NONE
 
     def _fork(self, result: Any, row: int, into: int) -> Ints:
         del result
@@ -278,10 +339,9 @@ class CacheSanitizer(Looks):
             self.blocks.adopt(live[live > 0], self.shadow.log.last)
             at = self.shadow.place(g, into, 0) + np.arange(live.size)
             self._write(unit.group, at, live, np.array([into]), np.array([live.size]))
-        for array in (self.length, self.final, self.known, self.salt_number, self.open, self.indexed):
+        for array in (self.length, self.final, self.known, self.entered, self.number, self.open, self.indexed):
             array[into] = array[row]
-        for kept in (self.gone, self.entered, self.sums):
-            kept[:, into] = kept[:, row]
+        self.gone[:, into] = self.gone[:, row]
         self.tokens[into] = self.tokens[row]
         self.salts[into] = self.salts[row]
         return np.array([into])
@@ -289,8 +349,8 @@ class CacheSanitizer(Looks):
     def _reset_prefix(self, result: Any) -> Ints:
         del result
         self.blocks.content[:] = NOTHING
-        self.indexed[:] = False
-        return np.zeros(0, np.int64)
+        self.indexed[:] = 0
+        return _NONE
 
     def committed(self, delta: Delta) -> None:
         """Look at a delta: copies that had to be (L8), and what it makes of a replica (L11)."""
@@ -307,7 +367,7 @@ class CacheSanitizer(Looks):
         if shadow.flat.size <= SWEPT and Delta.from_bytes(delta.to_bytes()) != delta:
             self._find(Broken("L11", f"the bytes of delta {delta.seq} say something else"))
         self._writes = []
-        self._compare(np.zeros(0, np.int64))
+        self._compare(_NONE)
 
     def close(self) -> None:
         """Report what was never given back (L9): rows in use, blocks held or fenced."""
@@ -343,9 +403,9 @@ class CacheSanitizer(Looks):
         """Open a row, empty."""
         if self.open[row]:
             self._find(Broken("L8", "a row in use is opened again", row=row))
-        self.open[row] = self.indexed[row] = True
+        self.open[row] = self.indexed[row] = 1
         self.salts[row] = salt or b""
-        self.salt_number[row] = hash(self.salts[row]) & (2**64 - 1) if self.salts[row] else 0
+        self.entered[row], self.number[row] = 0, _number(self.salts[row])
 
     def _open(self, row: int, prompt: Ints, cached: int, salt: bytes | None) -> None:
         """Open a row on a cached prefix: each block must contain just those tokens, that history and that salt (L10)."""
@@ -354,6 +414,9 @@ class CacheSanitizer(Looks):
         self.tokens[row, :cached] = prompt[:cached]
         self.length[row] = self.final[row] = self.known[row] = cached
         one = np.array([row])
+        prefixes = self._numbers_of(prompt[:cached], self.salts[row])
+        if cached:
+            self.entered[row], self.number[row] = cached, prefixes[-1]
         for g, unit in enumerate(self.units):
             if unit.kind == "state":
                 continue
@@ -361,15 +424,13 @@ class CacheSanitizer(Looks):
             dead = min(int(self._dead(g, np.array([cached]))[0]), columns)
             at = self.shadow.place(g, row, 0) + np.arange(columns)
             ids = self.shadow.observed(g, at).astype(np.int64)
-            self._adopt(g, row, prompt[:cached], dead, ids)
+            self._adopt(g, row, prefixes[unit.span - 1 :: unit.span] ^ g, dead, ids)
             self.gone[g, row] = dead
             ids[:dead] = 0
             self._write(g, at, ids, one, np.array([columns]))
 
-    def _adopt(self, g: int, row: int, prefix: Ints, dead: int, ids: Ints) -> None:
-        contents = self._contents[g]
-        sums = contents.sums(prefix)
-        numbers = contents.numbers(sums, self.salt_number[row])
+    def _adopt(self, g: int, row: int, numbers: Ints, dead: int, ids: Ints) -> None:
+        """Take over blocks behind the ``dead`` ones, which must contain prefixes of these numbers."""
         columns = np.arange(dead, ids.size)
         ids = ids[dead:]
         inside = (ids > 0) & (ids < self.blocks.owners.size)
@@ -378,11 +439,15 @@ class CacheSanitizer(Looks):
         if wrong.size:
             i = int(wrong[0])
             what = "contains nothing that is final" if found[i] == NOTHING else "contains something else"
-            said = f"a hit of {prefix.size} tokens takes block {ids[i]}, which {what}"
+            said = f"a hit of {self.length[row]} tokens takes block {ids[i]}, which {what}"
             self._find(Broken("L10", said, g, row, int(columns[i]), int(ids[i])))
         self.blocks.adopt(ids[inside], self.shadow.log.last)
-        self.entered[g, row] = sums.size
-        self.sums[g, row] = sums[-1] if sums.size else 0
+
+    def _numbers_of(self, tokens: Ints, salt: bytes) -> Ints:
+        """Return the number of each prefix of a prompt under its salt."""
+        found = np.empty(tokens.size, np.int64)
+        usual.numbers(_number(salt), np.ascontiguousarray(tokens), found)
+        return found
 
     def _lengthen(self, rows: Ints, sizes: Ints, text: Ints | None, marks: Ints | None, slots: Any) -> None:
         """Windows first, then blocks, then tokens and slots, then the marks."""
@@ -525,44 +590,12 @@ class CacheSanitizer(Looks):
             row = int(rows[late[0]])
             said = f"the mark passes position {self.known[row]}, whose token is not known"
             self._find(Broken("L10", said, row=row))
-        if not self._caches:
-            return
-        for g, unit in enumerate(self.units):
-            whole, done = self.final[rows] // unit.span, self.entered[g, rows]
-            todo = whole > done
-            if (whole[todo] == done[todo] + 1).all():
-                self._enter_one(g, rows[todo], done[todo])
-            else:
-                for row in rows[todo].tolist():
-                    self._enter(g, row)
+        self._note_contents(rows)
 
-    def _enter_one(self, g: int, rows: Ints, columns: Ints) -> None:
-        """Write down one more block of each row, all at once."""
-        if not rows.size:
-            return
-        contents, span = self._contents[g], self.units[g].span
-        tokens = self.tokens[rows[:, None], columns[:, None] * span + np.arange(span)]
-        self.sums[g, rows] += contents.terms(tokens, columns)
-        self.entered[g, rows] += 1
-        self._contain(g, rows, columns, contents.numbers(self.sums[g, rows], self.salt_number[rows]))
 
-    def _enter(self, g: int, row: int) -> None:
-        """Write down the blocks of a row up to its final mark."""
-        contents, done = self._contents[g], int(self.entered[g, row])
-        sums = contents.sums(self.tokens[row, : self.final[row]])
-        columns = np.arange(done, sums.size)
-        self._contain(g, np.full(columns.size, row), columns, contents.numbers(sums[done:], self.salt_number[row]))
-        self.entered[g, row], self.sums[g, row] = sums.size, sums[-1]
-
-    def _contain(self, g: int, rows: Ints, columns: Ints, numbers: Any) -> None:
-        blocks = self.shadow.entries[g][rows, columns]
-        kept = self.indexed[rows] & (blocks > 0)
-        self.blocks.content[blocks[kept]] = numbers[kept]
-
-    def _rewind(self, g: int, row: int, columns: int) -> None:
-        """Go back to what a row's first blocks contain."""
-        sums = self._contents[g].sums(self.tokens[row, : columns * self.units[g].span])
-        self.entered[g, row], self.sums[g, row] = columns, sums[-1] if sums.size else 0
+def _number(salt: bytes) -> int:
+    """Return the number of an empty prefix under a salt."""
+    return hash(salt) & (2**62 - 1) if salt else 2
 
 
 def longest(groups: Sequence[Group], usable: int) -> int:

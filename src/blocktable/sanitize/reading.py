@@ -16,6 +16,8 @@ class Unreadable(Exception):  # noqa: N818
 
 def integers(value: Any) -> Ints:
     """Return a one-dimensional array of integers as int64; anything else cannot be judged."""
+    if type(value) is np.ndarray and value.dtype == np.int64 and value.ndim == 1 and value.flags.carray:
+        return value
     array = np.asarray(value)
     given = isinstance(value, np.ndarray) or array.size  # an empty list has no type of its own
     if array.ndim != 1 or (given and array.dtype.kind not in "iu"):

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse
+from blocktable.sanitize import usual
 from blocktable.sanitize.findings import Report, caller
 from blocktable.sanitize.laws import Broken, Unit, rows_broken
 from blocktable.sanitize.reading import Looks, Reading
@@ -15,39 +18,46 @@ class ReplicaSanitizer(Looks):
 
     def __init__(self, replica: Any, report: Report) -> None:
         self.report = report
-        units = [Unit.of(g, shape, replica.num_blocks) for g, shape in enumerate(replica.shapes)]
+        self._of = replica
+        units = [Unit.of(g, shape, getattr(replica, "num_blocks", None)) for g, shape in enumerate(replica.shapes)]
         self.shadow = Shadow(units, replica.max_rows, report)
-        self.shadow.show(replica.tables)
         self.shadow.step = replica.seq
+        self._show()
         self._follow()
+
+    def _show(self) -> None:
+        self.shadow.show(self._of.tables)
+
+    def untouched(self) -> None:
+        """Look whether a refused delta has left a trace."""
+        self._show()
+        self.shadow.sweep("a refused delta left a trace")
 
     def _follow(self) -> None:
         self.shadow.follow()
         self.shadow.sent[:], self.shadow.sent_counts[:] = self.shadow.flat, self.shadow.counts
-        self.shadow.pending, self.shadow.pending_rows, self.shadow.pending_size = [], [], 0
+        self.shadow.pool[usual.BEHIND] = self.shadow.pool[usual.MISCOUNTED] = 0
 
     def applied(self, delta: Delta) -> None:
         """Compare the tables with what a delta makes of them (L11), and the rows it touched with the laws."""
         shadow = self.shadow
+        self._show()
         if delta.seq != shadow.step + 1 and shadow.step:
             shadow.find(Broken("L11", f"delta {delta.seq} is applied to a replica at {shadow.step}"))
         for broken in shadow.apply(delta):
             shadow.find(broken)
-        at = [part for part in shadow.pending if part.size]
-        for part in at:
-            shadow.flat[part] = shadow.sent[part]
-            shadow.touched[part] = shadow.log.last
-        for group, rows in shadow.pending_rows:
-            shadow.counts[group, rows] = shadow.sent_counts[group, rows]
-        for part in at:
-            shadow.compare_places(part)
-        for group, rows in shadow.pending_rows:
-            for broken in rows_broken(
-                shadow.units[group], shadow.entries[group][rows], shadow.counts[group, rows], rows
-            ):
+        behind = np.flatnonzero(shadow.sent != shadow.flat) if shadow.pool[usual.BEHIND] else np.zeros(0, np.int64)
+        shadow.flat[behind] = shadow.sent[behind]
+        shadow.touched[behind] = shadow.log.last
+        shadow.counts[:] = shadow.sent_counts
+        shadow.pool[usual.BEHIND] = shadow.pool[usual.MISCOUNTED] = 0
+        shadow.compare_places(behind)
+        for group in np.unique(delta.spans[:, 0]).tolist():
+            rows = np.unique(delta.spans[delta.spans[:, 0] == group, 1])
+            live = shadow.counts[group, rows]
+            for broken in rows_broken(shadow.units[group], shadow.entries[group][rows], live, rows):
                 shadow.find(broken)
         shadow.sweep()
-        shadow.pending, shadow.pending_rows, shadow.pending_size = [], [], 0
         shadow.step = delta.seq
         if not shadow.clean:
             self._follow()
@@ -79,6 +89,6 @@ class SanitizedReplica(Reading):
         except ConcurrentUse:
             raise
         except BlockTableError:
-            sanitizer.shadow.sweep("a refused delta left a trace")
+            sanitizer.untouched()
             raise
         sanitizer.applied(delta)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blocktable.sanitize import usual
 from blocktable.sanitize.findings import Finding, Log, Report
 from blocktable.sanitize.laws import Broken, Ints, Unit
 
-SWEPT = 1 << 14  # entries compared at each call beyond those that it wrote
-MOST_PENDING = 1 << 16  # entries remembered as changed since the last commit; beyond, all are compared
+SWEPT = 1 << 12  # entries compared at each call beyond those that it wrote
 
 
 class Write(NamedTuple):
@@ -59,11 +59,10 @@ class Shadow:
         self.sent_counts = np.zeros_like(self.counts)
         parts = zip(self.base[:-1], self.base[1:], widths, strict=True)
         self.entries = [self.flat[a:b].reshape(self.max_rows, width) for a, b, width in parts]
-        self.pending: list[Ints] = []
-        self.pending_rows: list[tuple[int, Ints]] = []
-        self.pending_size = 0
+        self.pool = np.zeros(8, np.int64)  # see ``usual``
+        self.widths = np.array(widths, np.int64)
         self._actual: list[Any] = []
-        self._at = 0
+        self._sweep = (0, 0)  # group and entry that are next to be compared
 
     def show(self, tables: Any) -> None:
         """Say where the tables to be compared lie: they are views, so once is enough for one shape."""
@@ -71,11 +70,15 @@ class Shadow:
         self._flat = [array.reshape(-1) for array in self._actual]
         self._counts = [table.num_blocks for table in tables]
 
+    def seen(self, group: int) -> tuple[Any, Any]:
+        """Return one group's entries, flat, and live counts, as they are in the tables."""
+        return self._flat[group], self._counts[group]
+
     # ---- calls
 
     def begin(self, verb: str, frame: FrameType) -> None:
         """Note a call."""
-        self.log.add(self.step, verb, frame)
+        self.pool[usual.CALL] = self.log.add(self.step, verb, frame)
         self.clean = True
 
     def find(self, broken: Broken, touched: int | None = None) -> None:
@@ -103,19 +106,13 @@ class Shadow:
     def write(self, writes: Sequence[Write]) -> None:
         """Do in the copy what a call was asked to do."""
         for group, at, values, rows, counts in writes:
+            sent, sent_counts = self.sent[at], self.sent_counts[group, rows]
+            before, counted = np.count_nonzero(sent != self.flat[at]), self.counts[group, rows]
             self.flat[at] = values
             self.counts[group, rows] = counts
-            self.pending.append(at)
-            self.pending_rows.append((group, rows))
-            self.pending_size += at.size + rows.size
-        if self.pending_size > MOST_PENDING:
-            self._forget_pending()
-
-    def _forget_pending(self) -> None:
-        """Compare everything at the next commit: more has changed than is worth remembering."""
-        self.pending = [np.arange(self.flat.size)]
-        self.pending_rows = [(group, np.arange(self.max_rows)) for group in range(len(self.units))]
-        self.pending_size = 0
+            self.pool[usual.BEHIND] += np.count_nonzero(sent != self.flat[at]) - before
+            off = np.count_nonzero(sent_counts != counts) - np.count_nonzero(sent_counts != counted)
+            self.pool[usual.MISCOUNTED] += off
 
     # ---- what is there
 
@@ -148,19 +145,19 @@ class Shadow:
         """Compare the next stretch of all tables; a difference there is from a call that had nothing to do with it."""
         todo = min(SWEPT, self.flat.size)
         while todo > 0:
-            group = int(np.searchsorted(self.base, self._at, side="right")) - 1
-            end = min(self._at + todo, int(self.base[group + 1]))
-            a, b = self._at - int(self.base[group]), end - int(self.base[group])
-            if self._flat[group][a:b].tobytes() != self.flat[self._at : end].tobytes():
-                wrong = np.flatnonzero(self._flat[group][a:b] != self.flat[self._at : end])
-                self._differs(self._at + int(wrong[0]), why)
-            todo -= end - self._at
-            self._at = end % self.flat.size
-        if self.max_rows * len(self.units) <= SWEPT >> 4:
+            group, begin = self._sweep
+            base, size = int(self.base[group]), int(self.base[group + 1] - self.base[group])
+            end = min(begin + todo, size)
+            wrong = usual.first_difference(self._flat[group], self.flat, base, begin, end)
+            if wrong >= 0:
+                self._differs(base + wrong, why)
+            todo -= end - begin
+            self._sweep = (group, end) if end < size else ((group + 1) % len(self.units), 0)
+        if self.max_rows * len(self.units) <= SWEPT:
             for group, counts in enumerate(self._counts):
-                off = np.flatnonzero(counts != self.counts[group])
-                if off.size:
-                    self._miscounted(group, int(off[0]))
+                row = usual.first_miscounted(counts, self.counts[group])
+                if row >= 0:
+                    self._miscounted(group, row)
 
     def _differs(self, at: int, why: str) -> None:
         """Report an entry that is not what it should be."""
@@ -180,50 +177,33 @@ class Shadow:
         for group, actual in enumerate(self._flat):
             self.flat[self.base[group] : self.base[group + 1]] = actual
             self.counts[group] = self._counts[group]
-        self._forget_pending()
+        self.pool[usual.BEHIND] = np.count_nonzero(self.flat != self.sent)
+        self.pool[usual.MISCOUNTED] = np.count_nonzero(self.counts != self.sent_counts)
 
     # ---- commits
 
     def apply(self, delta: Any) -> Iterator[Broken]:
         """Follow a delta in the copy of what was sent; yield what is wrong with it by itself."""
-        group, row, start, count, offset, live = delta.spans.T.astype(np.int64)
-        widths = np.array([unit.width for unit in self.units])
-        outside = (group < 0) | (group >= len(widths)) | (row < 0) | (row >= self.max_rows)
-        ends = np.where(outside, -1, widths[np.where(outside, 0, group)])
-        outside |= (start < 0) | (count < 0) | (start + count > ends) | (offset < -1) | (live < 0) | (live > ends)
-        outside |= (offset >= 0) & (offset + count > len(delta.values))
-        if outside.any():
-            span = delta.spans[int(np.flatnonzero(outside)[0])].tolist()
-            yield Broken("L11", f"a span of the delta reaches outside the tables: {span}")
-            return
-        at = ragged(self.base[group] + row * widths[group] + start, count)
-        values = np.zeros(at.size, np.int32)
-        filled = np.repeat(offset >= 0, count)
-        values[filled] = delta.values[ragged(offset[offset >= 0], count[offset >= 0])]
-        self.sent[at] = values
-        self.sent_counts[group, row] = live
-        self.pending.append(at)
-        self.pending_rows += [(int(g), row[group == g]) for g in np.unique(group)]
+        copies = (self.sent, self.flat, self.sent_counts, self.counts)
+        bad = usual.follow_delta(delta.spans, delta.values, self.base, self.widths, self.max_rows, *copies, self.pool)
+        if bad >= 0:
+            yield Broken("L11", f"a span of the delta reaches outside the tables: {delta.spans[bad].tolist()}")
 
     def committed(self) -> None:
-        """Compare what was sent with the tables, wherever either has changed since the last commit (L11)."""
-        at = np.concatenate(self.pending) if self.pending else np.zeros(0, np.int64)
-        wrong = np.flatnonzero(self.sent[at] != self.flat[at])
-        if wrong.size:
-            group, row, column = self.where(int(at[wrong[0]]))
-            there, right = int(self.sent[at[wrong[0]]]), int(self.flat[at[wrong[0]]])
+        """Compare what was sent with the tables (L11): as many entries differ as were changed and not sent, or wrongly."""
+        if self.pool[usual.BEHIND]:
+            wrong = np.flatnonzero(self.sent != self.flat)
+            group, row, column = self.where(int(wrong[0]))
+            there, right = int(self.sent[wrong[0]]), int(self.flat[wrong[0]])
             said = f"a replica holds {there} after this commit, the host {right}"
             self.find(Broken("L11", said, group, row, column, right))
-        for group, rows in self.pending_rows:
-            off = np.flatnonzero(self.sent_counts[group, rows] != self.counts[group, rows])
-            if off.size:
-                row = int(rows[off[0]])
-                there, right = int(self.sent_counts[group, row]), int(self.counts[group, row])
-                self.find(Broken("L11", f"a replica counts {there} live blocks, the host {right}", group, row))
+        if self.pool[usual.MISCOUNTED]:
+            group, row = np.argwhere(self.sent_counts != self.counts)[0].tolist()
+            there, right = int(self.sent_counts[group, row]), int(self.counts[group, row])
+            self.find(Broken("L11", f"a replica counts {there} live blocks, the host {right}", group, row))
         if not self.clean:
-            self.sent[:] = self.flat
-            self.sent_counts[:] = self.counts
-        self.pending, self.pending_rows, self.pending_size = [], [], 0
+            self.sent[:], self.sent_counts[:] = self.flat, self.counts
+            self.pool[usual.BEHIND] = self.pool[usual.MISCOUNTED] = 0
         self.step += 1
 
     # ---- what kernels see
