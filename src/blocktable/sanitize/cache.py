@@ -236,7 +236,7 @@ class CacheSanitizer(Looks):
         wanted, starts = wanted[:served], starts[: served + 1]
         if final is None and self._as_usual(wanted, starts, tokens, slots):
             return None
-        for i in np.flatnonzero(~self.open[wanted]).tolist():
+        for i in np.flatnonzero(self.open[wanted] == 0).tolist():
             self._start(int(wanted[i]), salts[i] if salts else None)
         text = None if tokens is None else integers(tokens)[: starts[-1]]
         self._lengthen(wanted, np.diff(starts), text, None if final is None else integers(final)[:served], slots)
