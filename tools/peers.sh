@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Set up the real engines that the conformance tests and the benches compare with, on the CPU build of torch.
 #
-#   tools/peers.sh DIR [vllm] [flashinfer] [sglang] [triton] [smollm2]      default: vllm flashinfer
+#   tools/peers.sh DIR [vllm] [flashinfer] [previous] [sglang] [triton] [smollm2]      default: vllm flashinfer previous
 #
 # DIR becomes a virtual environment with blocktable itself installed editable. About 90 s and 2.3 GB for the default;
-# triton adds 1 GB, sglang 130 MB of files under DIR/sglang, smollm2 a 92 MB model under DIR/smollm2.
+# triton adds 1 GB, sglang 130 MB of files under DIR/sglang, smollm2 a 92 MB model under DIR/smollm2, previous the source of
+# the vLLM release before under DIR/previous.
 # Each part leaves a stamp under DIR/.peers and is skipped while its pinned list and this script stay the same.
 set -euo pipefail
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 1 ] || usage
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
 dir=$1
 shift
-[ $# -gt 0 ] || set -- vllm flashinfer
+[ $# -gt 0 ] || set -- vllm flashinfer previous
 for peer; do
-  case $peer in vllm | flashinfer | sglang | triton | smollm2) ;; *) echo "peers.sh: unknown peer '$peer'" >&2; usage ;; esac
+  case $peer in vllm | flashinfer | previous | sglang | triton | smollm2) ;; *) echo "peers.sh: unknown peer '$peer'" >&2; usage ;; esac
 done
 
 pip() { "$dir/bin/python" -m pip -q --disable-pip-version-check "$@"; }
@@ -42,6 +43,10 @@ install() {
       ;;
     vllm | flashinfer | triton) exact "$1" ;;
     sglang) unpack sglang "$dir/sglang" ;;
+    previous)
+      unpack previous "$dir/previous"
+      find "$dir/previous" -type f ! -name '*.py' -delete
+      ;;
     smollm2)
       unpack smollm2 "$dir/.unpacked"
       mkdir -p "$dir/smollm2"

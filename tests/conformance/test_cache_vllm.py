@@ -21,9 +21,9 @@ OPERATIONS = 12_000
 
 
 class Engine:
-    """vLLM's manager, called the way its scheduler calls it; rows are request numbers."""
+    """vLLM's manager of one group per window (0: full attention), called the way its scheduler calls it."""
 
-    def __init__(self, real, block_size, num_blocks, max_model_len, window=0):
+    def __init__(self, real, block_size, num_blocks, max_model_len, windows=(0,)):
         self.request = real("vllm.v1.request").Request
         utils, specs = real("vllm.v1.core.kv_cache_utils"), real("vllm.v1.kv_cache_interface")
         hashing, params = real("vllm.utils.hashing"), real("vllm.sampling_params")
@@ -37,12 +37,14 @@ class Engine:
             "head_size": 1,
             "dtype": real("torch").float32,
         }
-        spec = (
-            specs.SlidingWindowSpec(**numbers, sliding_window=window) if window else specs.FullAttentionSpec(**numbers)
-        )
-        config = specs.KVCacheConfig(
-            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[specs.KVCacheGroupSpec(["layer"], spec)]
-        )
+        groups = [
+            specs.KVCacheGroupSpec(
+                [f"layer.{g}"],
+                specs.SlidingWindowSpec(**numbers, sliding_window=w) if w else specs.FullAttentionSpec(**numbers),
+            )
+            for g, w in enumerate(windows)
+        ]
+        config = specs.KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         self.manager = real("vllm.v1.core.kv_cache_manager").KVCacheManager(
             config, max_model_len=max_model_len, scheduler_block_size=block_size, hash_block_size=block_size
         )
@@ -91,10 +93,10 @@ class Engine:
 class Ours:
     """KVCache, driven alike."""
 
-    def __init__(self, block_size, num_blocks, max_model_len, window=0):
+    def __init__(self, block_size, num_blocks, max_model_len, windows=(0,)):
         geometry = plan(max_model_len=max_model_len, block_size=block_size)
-        group = Group(geometry, kind="window", window=window) if window else Group(geometry)
-        self.cache = KVCache([group], num_blocks=num_blocks, max_rows=ROWS)
+        groups = [Group(geometry, kind="window", window=w) if w else Group(geometry) for w in windows]
+        self.cache = KVCache(groups, num_blocks=num_blocks, max_rows=ROWS)
 
     @property
     def free_blocks(self):
@@ -195,29 +197,33 @@ class Drive:
         return self.counts
 
 
-# Block size, blocks, longest row, window. Windows leave prefixes without a block behind, of which KVCache keeps as many as
+# Block size, blocks, longest row, windows. Windows leave prefixes without a block behind, of which KVCache keeps as many as
 # there are blocks; vLLM has no such cap, so the pools here are large enough, or the rows short enough, for both to agree.
 SIZES = [
-    *((16, 140, 400, window) for window in (0, 2, 17, 40, 200)),
-    *((16, 2000, 400, window) for window in (0, 2, 200)),
-    (4, 300, 400, 0),
-    (4, 300, 400, 200),
-    (4, 300, 40, 7),
-    (3, 100, 48, 0),
-    (1, 250, 40, 0),
+    *((16, 140, 400, (window,)) for window in (0, 2, 17, 40, 200)),
+    *((16, 2000, 400, (window,)) for window in (0, 2, 200)),
+    (4, 300, 400, (0,)),
+    (4, 300, 400, (200,)),
+    (4, 300, 40, (7,)),
+    (3, 100, 48, (0,)),
+    (1, 250, 40, (0,)),
+    (16, 280, 400, (0, 40)),
+    (16, 280, 400, (40, 0)),
+    (4, 900, 200, (0, 9, 60)),
+    (16, 4000, 400, (0, 200)),
 ]
 
 
-@pytest.mark.parametrize(("block_size", "num_blocks", "longest", "window"), SIZES)
-def test_cached_tokens_and_free_blocks_are_vllms(real, block_size, num_blocks, longest, window):
-    sizes = (block_size, num_blocks, longest, window)
+@pytest.mark.parametrize(("block_size", "num_blocks", "longest", "windows"), SIZES)
+def test_cached_tokens_and_free_blocks_are_vllms(real, block_size, num_blocks, longest, windows):
+    sizes = (block_size, num_blocks, longest, windows)
     ours = Ours(*sizes)
-    counts = Drive(Engine(real, *sizes), ours, seed=sum(sizes), longest=longest).run(OPERATIONS)
+    counts = Drive(Engine(real, *sizes), ours, seed=sum(sizes[:3]) + sum(windows), longest=longest).run(OPERATIONS)
     assert counts["admitted"] > 500
     assert counts["hits"] > 100
     assert counts["steps"] > 5000
     assert ours.cache.stats()["evictions"] > 100
-    if num_blocks * block_size < 6 * longest and not window:
+    if num_blocks * block_size < 6 * longest * len(windows) and not any(windows[:1]):
         assert counts["refused"] > 20, "no pressure"
 
 

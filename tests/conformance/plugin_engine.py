@@ -1,0 +1,173 @@
+"""Run vLLM's engine several times over the same requests and print, per run, what came out; a process of its own.
+
+    python plugin_engine.py '[{"mode": "off", "model": "llama", ...}, {"mode": "tables", ...}]'
+
+A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes one slot of each step wrong. ``processes`` runs the engine in processes
+of its own, where the plugin comes by its entry point alone. Other fields are the engine's own arguments.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from pathlib import Path
+
+PROMPTS = (3, 50, 170, 400, 300, 64, 255, 220)  # tokens; every second one begins with the same 160
+ANSWERS = (40, 36, 30, 44, 28, 50, 33, 41)
+
+
+def models():
+    """Return the folder of tiny models, in the environment that runs them."""
+    return Path(sys.prefix) / "models"
+
+
+def make_model(name):
+    """Save a model of random weights, large enough ones that each wrong key or value changes what comes out."""
+    import torch
+    import transformers as hf
+
+    folder = models() / name
+    if (folder / "config.json").exists():
+        return folder
+    common = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "vocab_size": 32000,
+        "max_position_embeddings": 16384,
+        "initializer_range": 0.08,
+    }
+    grouped = {**common, "num_attention_heads": 4, "num_key_value_heads": 2}
+    latent = {
+        **common,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    made = {
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**grouped)),
+        "deepseek": lambda: hf.DeepseekV2ForCausalLM(hf.DeepseekV2Config(**latent)),
+        "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**grouped, sliding_window=64)),
+        "gemma": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**grouped, head_dim=64, sliding_window=64)),
+    }[name]
+    torch.manual_seed(0)
+    made().to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def prompts():
+    draw = random.Random(7)  # noqa: S311 - test data
+    shared = [draw.randrange(5, 31000) for _ in range(160)]
+    made = []
+    for i, length in enumerate(PROMPTS):
+        tail = [draw.randrange(5, 31000) for _ in range(length)]
+        made.append({"prompt_token_ids": shared + tail if i % 2 else tail})
+    return made
+
+
+def worker_facts(worker):
+    """What one worker says of itself: the class of its tables, and the findings of its observer."""
+    from blocktable.integrations import vllm_observe, vllm_tables
+
+    reports = vllm_observe.reports()
+    counts = {law: count for report in reports[-1:] for law, count in dict(report.counts).items()}
+    return vllm_tables.in_use(worker.model_runner), counts, len(reports)
+
+
+def run(mode, model, plant=False, processes=False, **engine):
+    os.environ["BLOCKTABLE_VLLM"] = mode
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
+    from vllm import LLM, SamplingParams
+
+    from blocktable.integrations import _patches, vllm
+
+    if not processes:  # the entry point was called once, with another mode
+        vllm._registered = False
+        vllm.register()
+    if plant:
+        plant_wrong_slot()
+    given = {
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 1024,
+        "kv_cache_memory_bytes": 64 << 20,
+        "disable_log_stats": False,
+        "seed": 0,
+    }
+    began = time.monotonic()
+    llm = LLM(model=str(make_model(model)), **(given | engine))
+    loaded = time.monotonic() - began
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in ANSWERS]
+    asked = prompts()
+    began = time.monotonic()
+    waves = [
+        llm.generate(asked, params, use_tqdm=False),
+        llm.generate(asked[::-1], params[::-1], use_tqdm=False),
+    ]
+    spent = time.monotonic() - began
+    ids = [[list(one.outputs[0].token_ids) for one in wave] for wave in waves]
+    metrics = {one.name: getattr(one, "value", None) for one in llm.get_metrics()}
+    facts = llm.collective_rpc(worker_facts)
+    found = {
+        "mode": mode,
+        "tables": sorted({name for name, _, _ in facts}),
+        "findings": facts[0][1],
+        "observers": sum(count > 0 for _, _, count in facts),
+        "preemptions": metrics.get("vllm:num_preemptions"),
+        "cached": sum(one.num_cached_tokens or 0 for wave in waves for one in wave),
+        "distinct": len({token for wave in ids for row in wave for token in row}),
+        "digest": hashlib.sha256(repr(ids).encode()).hexdigest()[:16],
+        "seconds": [round(loaded, 1), round(spent, 1)],
+    }
+    _patches.undo()
+    close(llm)
+    return found
+
+
+def plant_wrong_slot():
+    """Make the first slot of each step lie in the neighbouring place of its block."""
+    from blocktable.integrations import _patches, vllm_tables
+
+    def wrong(original, tables, *arguments):
+        original(tables, *arguments)
+        tables._slots[0, 0] ^= 1
+
+    _patches.wrap(vllm_tables._ours("v1"), "_map", wrong)
+
+
+def close(llm):
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore")
+    wanted = json.loads(sys.argv[1])
+    os.environ["BLOCKTABLE_VLLM"] = "off"
+    for one in wanted:
+        sys.stdout.write(f"RUN {json.dumps(run(**one))}\n")
+        sys.stdout.flush()
