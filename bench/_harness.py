@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BLOCKTABLE_BENCH_RESULTS", Path(__file__).parent / "results"))
 ROUNDS = 41
 
 

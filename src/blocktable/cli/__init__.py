@@ -16,18 +16,21 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
-import blocktable
 from blocktable.errors import BlockTableError
 
 __all__ = ["main", "run"]
 
-# Each command's module is named like it and offers `command`, which returns an exit code or None.
+# Each command's module is named like it and offers `command`, which returns an exit code or None. That of `run` has another
+# name: once imported, a module `run` would take the place of the function here.
 COMMANDS = {
     "check": "say whether a server's launch would be refused for its block tables, and how to mend it",
     "backends": "list what each attention backend demands, or explain one",
     "run": "answer prompts with a real model, through checked block tables",
-    "simulate": "drive block tables through an hour or a day of traffic",
+    "simulate": "drive block tables through an hour or a day of traffic, or a grid of settings through it",
+    "bench": "measure every claim of speed beside the engines installed here",
 }
+
+MODULES = {name: name for name in COMMANDS} | {"run": "run_model"}
 
 _DEFECT = 70  # EX_SOFTWARE
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -43,9 +46,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    >>> run(["--version"])
-    blocktable 0.1.0
-    0
+    >>> run(["check", "--backend", "FLASHINFER_MLA", "--max-model-len", "-5"])
+    2
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -53,9 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     name, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if name in COMMANDS:
         return _guarded(partial(_start, name, rest), name)
-    if name in ("-V", "--version"):
-        print(f"blocktable {blocktable.__version__}")  # noqa: T201 - a command's output
-        return 0
+    if name in ("-V", "--version", "--completion"):
+        return _guarded(partial(_about, name, rest), name)
     if name in ("-h", "--help"):
         print(_usage())  # noqa: T201 - a command's output
         return 0
@@ -69,8 +70,20 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {says}" for name, says in COMMANDS.items()]
     return "\n".join(
-        ["usage: blocktable COMMAND …   (blocktable COMMAND --help says more; --version)", "", "commands:", *lines]
+        [
+            "usage: blocktable COMMAND …   (blocktable COMMAND --help says more; --version; --completion bash|zsh|fish)",
+            "",
+            "commands:",
+            *lines,
+        ]
     )
+
+
+def _about(name: str, arguments: Sequence[str]) -> int:
+    from blocktable.cli.about import completion, versions  # noqa: PLC0415 - slow, and commands do without
+
+    print(completion(arguments[0] if arguments else "", COMMANDS, MODULES) if name == "--completion" else versions())  # noqa: T201
+    return 0
 
 
 def _guarded(command: Callable[[], int | None], name: str) -> int:
@@ -101,7 +114,7 @@ def _start(name: str, arguments: list[str]) -> int | None:
     A command that must answer at once declares its options to argparse; the others are Typer's, which takes up to
     0.3 s to load and to read a number.
     """
-    module = import_module(f"blocktable.cli.{name}")
+    module = import_module(f"blocktable.cli.{MODULES[name]}")
     if not hasattr(module, "options"):
         return _start_typer(name, module, arguments)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _NO_TERMINAL
