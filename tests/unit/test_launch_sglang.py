@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +50,10 @@ def test_a_line_is_read(line: str) -> None:
         ("sglang serve --page-size", "expected one argument"),
         ("sglang serve --page-size 0", "must be positive"),
         ("sglang serve --page-size many", "--page-size"),
-        ("sglang serve --config x.yaml", "from a file"),
+        ("sglang serve --config nowhere.yaml", "cannot be read"),
+        ("sglang serve --config x.json", "SGLang reads .yaml"),
+        ("sglang serve --config", "names one file"),
+        ("sglang serve --config=x.yaml", "SGLang does not read"),
         ("sglang generate M", "does not start a server"),
     ],
 )
@@ -83,3 +87,59 @@ def test_aliases_of_a_launch_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_line_and_a_release_of_another_engine_are_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("--engine vllm==0.32.0 -- sglang serve --model-path M", capsys)[0] == 2
     assert check("--engine sglang -- vllm serve M", capsys)[0] == 2
+
+
+def test_a_file_comes_before_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("model-path: M\npage_size: 16\nattention-backend: trtllm_mla\ntrust-remote-code: true\n")
+    read = read_launch(["sglang", "serve", "--config", str(file), "--page-size", "32"])
+    assert (read.model, read.block_size, read.backend) == ("M", 32, "trtllm_mla")
+
+
+SIZES = {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 4, "max_position_embeddings": 32768}
+LATENT = {**SIZES, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu", "more", "backend", "block"),
+    [
+        ({**SIZES, "model_type": "llama"}, "h100", "", "fa3", 1),
+        ({**SIZES, "model_type": "llama"}, "h100", "--page-size 16", "fa3", 16),
+        ({**SIZES, "model_type": "llama"}, "b200", "", "trtllm_mha", 64),
+        ({**SIZES, "model_type": "llama"}, "rtx-pro-6000", "", "flashinfer", 1),
+        ({**SIZES, "model_type": "llama"}, "mi300x", "", "aiter", 1),
+        ({**LATENT, "model_type": "deepseek_v2"}, "b200", "", "flashinfer", 1),
+        ({**LATENT, "model_type": "deepseek_v3"}, "b200", "--page-size 16", "trtllm_mla", 64),
+        ({**LATENT, "model_type": "deepseek_v3"}, "h100", "", "fa3", 1),
+        ({**LATENT, "model_type": "deepseek_v3"}, "rtx-pro-6000", "", "triton", 1),
+        ({**LATENT, "model_type": "deepseek_v32", "index_topk": 2048}, "b200", "--page-size 16", "dsa", 64),
+    ],
+)
+def test_what_it_takes_by_itself(
+    config: Any, gpu: str, more: str, backend: str, block: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, answer = check(f"--gpu {gpu} -- sglang serve --model-path {tmp_path} --context-length 9416 {more}", capsys)
+    assert (code, answer["backend"], answer["block_size"]) == (0, backend, block)
+
+
+@pytest.mark.parametrize(
+    "more", ["--speculative-algorithm EAGLE", "--speculative-algorithm EAGLE --speculative-eagle-topk 4"]
+)
+def test_trees_of_drafts_leave_its_choice_open(more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama"}))
+    line = f"--gpu b200 -- sglang serve --model-path {tmp_path} --context-length 9416"
+    assert check(f"{line} {more}", capsys)[0] == 3
+    assert check(f"{line} --speculative-algorithm EAGLE --speculative-eagle-topk 1", capsys)[0] == 0
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "novel"}))
+    code, answer = check(line, capsys)
+    assert code == 3
+    assert "the order in which sglang 0.5.23 tries backends on 10.0" in answer["missing"][0]
+
+
+def test_a_verification_widens_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "-- sglang serve --attention-backend trtllm_mha --page-size 16 --context-length"
+    plain = check(f"{line} 9408", capsys)[1]
+    drafting = check(f"{line} 9408 --speculative-num-draft-tokens 4", capsys)[1]
+    assert (plain["width"], drafting["width"]) == (588, 589)
+    assert any("4 draft tokens of a verification" in text for text in drafting["assumed"])

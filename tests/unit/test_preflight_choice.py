@@ -233,6 +233,7 @@ def test_what_is_missing_is_named(model: Any, tmp_path: Path, capsys: pytest.Cap
     amx = Answer(f"--engine vllm==0.32.0 --gpu cpu --model {tmp_path} --max-model-len 9416", capsys)
     assert amx.code == 3
     assert "AMX" in amx.json["missing"][0]
+    model({**DEEPSEEK, "model_type": "novel"})
     sglang = Answer(f"--engine sglang==0.5.23 --gpu h100 --model {tmp_path} --max-model-len 9416", capsys)
     assert sglang.code == 3
     assert "not in the catalogue" in sglang.json["missing"][0]

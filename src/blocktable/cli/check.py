@@ -216,6 +216,7 @@ def _draft(line: lines.Launch) -> Draft:
         backend=line.draft_backend,
         kv_dtype=line.draft_kv_dtype,
         ranks=line.draft_ranks,
+        trees=line.draft_trees,
     )
 
 

@@ -116,12 +116,12 @@ def parse_count(text: str, name: str, *, least: int = 1) -> int:
     return number
 
 
-def insert_file(arguments: list[str]) -> list[str]:
-    """Put the flags of ``--config FILE`` before those of the line, which win by coming last."""
+def insert_file(arguments: list[str], engine: str = "vLLM") -> list[str]:
+    """Put the flags of ``--config FILE`` before those of the line, which win by coming last; both engines read it alike."""
     for word in arguments:
         if word.startswith("--config="):
             raise ArgumentError(
-                f"vLLM does not read {word}: it looks for --config and the file as two words",
+                f"{engine} does not read {word}: it looks for --config and the file as two words",
                 values={"word": word},
                 remedy=f"write --config {word.removeprefix('--config=')}",
             )
@@ -131,14 +131,14 @@ def insert_file(arguments: list[str]) -> list[str]:
     path, after = arguments[index + 1 : index + 2], arguments[index + 2 :]
     if not path or "--config" in after:
         raise ArgumentError("--config names one file, and only once", remedy="give one YAML file")
-    return [*_file_arguments(path[0]), *arguments[:index], *after]
+    return [*_file_arguments(path[0], engine), *arguments[:index], *after]
 
 
-def _file_arguments(path: str) -> Iterator[str]:
+def _file_arguments(path: str, engine: str) -> Iterator[str]:
     import yaml  # noqa: PLC0415 - only a launch line with a file pays for the parser
 
     if not path.endswith((".yaml", ".yml")):
-        raise ArgumentError(f"--config {path}: vLLM reads .yaml and .yml files", values={"path": path})
+        raise ArgumentError(f"--config {path}: {engine} reads .yaml and .yml files", values={"path": path})
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -47,5 +47,6 @@ class Launch:
     draft_backend: str | None = None
     draft_kv_dtype: str | None = None
     draft_ranks: int | None = None
+    draft_trees: bool = False
     connector: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

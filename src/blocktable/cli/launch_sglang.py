@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Final
 
-from blocktable.cli.flags import parse_count
+from blocktable.cli.flags import insert_file, parse_count
 from blocktable.cli.launch_facts import Launch
 from blocktable.errors import ArgumentError
 
@@ -25,6 +25,9 @@ _FLAGS: Final = (
     ("--tp-size", "--tensor-parallel-size", "--tp"),
     ("--dcp-size", "--decode-context-parallel-size"),
     ("--speculative-num-draft-tokens",),
+    ("--speculative-algorithm",),
+    ("--speculative-eagle-topk",),
+    ("--kv-cache-dtype",),
 )
 
 
@@ -33,16 +36,11 @@ def read_sglang(arguments: Sequence[str]) -> Launch:
 
     The backend is that of decode steps, which read the table. Raises `ArgumentError` where SGLang would not understand it.
     """
-    if "--config" in arguments:
-        raise ArgumentError(
-            "the launch line reads its flags from a file",
-            remedy="write those that matter on the line, without --config",
-        )
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     for names in _FLAGS:
         parser.add_argument(*names)
     try:
-        given, _ = parser.parse_known_args(arguments)
+        given, _ = parser.parse_known_args(insert_file(list(arguments), "SGLang"))
     except Refused as error:
         raise ArgumentError(f"the launch line: {error}", remedy="give the flag a value") from None
 
@@ -58,4 +56,8 @@ def read_sglang(arguments: Sequence[str]) -> Launch:
         tensor_parallel=size(given.tp_size, "--tp-size") or 1,
         decode_context_parallel=size(given.dcp_size, "--dcp-size") or 1,
         speculative_tokens=size(given.speculative_num_draft_tokens, "--speculative-num-draft-tokens") or 0,
+        draft_method=(given.speculative_algorithm or "").lower(),
+        draft_trees=given.speculative_algorithm is not None
+        and size(given.speculative_eagle_topk, "--speculative-eagle-topk") != 1,
+        kv_dtype=given.kv_cache_dtype or "auto",
     )

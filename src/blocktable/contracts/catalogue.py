@@ -91,6 +91,7 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserves_null: bool = False
     fits_state: bool = False
     fits_chunks: bool = False
+    counts_drafts: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
     source: str = ""
@@ -103,6 +104,7 @@ class _Priority(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hardware: list[str]
     order: list[str]
     versions: str = ""
+    families: list[str] = []
     max_heads: int | None = None
     quantized: bool = False
     head_size: int | None = None
@@ -164,7 +166,7 @@ class Record:
 class Priority:
     """The order in which releases try backends for a kind of model on some hardware.
 
-    With ``max_heads`` for models of at most so many heads per rank, with ``quantized`` for a KV cache in 8 bits or fewer
+    With ``families`` for models of those types alone, with ``max_heads`` for models of at most so many heads per rank, with ``quantized`` for a KV cache in 8 bits or fewer
     whatever the heads, with ``head_size`` for that head size alone.
     """
 
@@ -172,6 +174,7 @@ class Priority:
     model: Literal["gqa", "mla"]
     hardware: tuple[str, ...]
     order: tuple[str, ...]
+    families: tuple[str, ...]
     max_heads: int | None
     quantized: bool
     head_size: int | None
@@ -239,6 +242,7 @@ def _priority(written: _Priority, exists: Mapping[str, SpecifierSet], where: "_W
         model=written.model,
         hardware=tuple(written.hardware),
         order=tuple(written.order),
+        families=tuple(written.families),
         max_heads=written.max_heads,
         quantized=written.quantized,
         head_size=written.head_size,
@@ -272,6 +276,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             reserves_null=written[version].reserves_null,
             fits_state=written[version].fits_state,
             fits_chunks=written[version].fits_chunks,
+            counts_drafts=written[version].counts_drafts,
             requires=written[version].requires,
             backends=_existing(exists, version),
             evidence=written[version].evidence,

@@ -34,7 +34,7 @@ def choose(launch: Launch) -> Choice | None:
     if order is None:
         return None
     passed: list[tuple[str, tuple[str, ...]]] = []
-    if launch.hardware == "cpu":
+    if launch.hardware == "cpu" or launch.release.engine != "vllm":
         return Choice(order[0], ())  # taken unasked; what it cannot do shows in the worker
     for name in order:
         contract = replace(launch, backend=name).contract
@@ -51,12 +51,15 @@ def _order(launch: Launch) -> tuple[str, ...] | None:
     model, hardware = launch.model, launch.hardware
     if model is None or hardware is None or not launch.release.data_version:
         return None
+    if launch.draft.trees:
+        return None
     heads = model.heads // launch.tensor_parallel
     for one in catalogue(launch.release.engine).priorities:
         if (
             one.model == model.kind
             and one.versions.contains(Version(launch.release.data_version), prereleases=True)
             and any(runs_on(pattern, hardware) for pattern in one.hardware)
+            and (not one.families or model.family in one.families)
             and (one.max_heads is None or heads <= one.max_heads or (one.quantized and quantized(launch.kv_dtype)))
             and (one.head_size is None or one.head_size == model.head_size)
         ):
@@ -94,8 +97,8 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
 
 
 def quantized(kv_dtype: str) -> bool:
-    """Whether a KV cache of that dtype holds less than the model's own values."""
-    return kv_dtype.startswith(("fp8", "int", "nvfp4", "turboquant_", "ultraquant_"))
+    """Whether the selection counts a KV cache of that dtype as quantized."""
+    return kv_dtype.startswith(("fp8", "nvfp4")) or kv_dtype.endswith("per_token_head")
 
 
 def _needs(launch: Launch, contract: Contract) -> Iterator[str]:

@@ -243,9 +243,10 @@ def missing_length(launch: Launch) -> tuple[str, ...]:
 
 def allocated(launch: Launch, contract: Contract, block: int) -> Geometry:
     """Return the table that the release allocates, unjudged; raises `GeometryError` where no kernel block fits."""
+    # Where the length is not known the block size is judged alone, which one token does as well as many.
+    length = launch.max_model_len if isinstance(launch.max_model_len, int) else 1
     return plan(
-        # Where the length is not known the block size is judged alone, which one token does as well as many.
-        max_model_len=launch.max_model_len if isinstance(launch.max_model_len, int) else 1,
+        max_model_len=length + (launch.lookahead if launch.release.counts_drafts else 0),
         block_size=block,
         contracts=(contract, *companions(launch)),
         engine=launch.release,
@@ -301,7 +302,13 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None, unaligne
     runs_on = f" ({', '.join(contract.hardware)})" if contract.hardware else ""
     if launch.hardware is None:
         yield f"hardware on which {contract.name} runs{runs_on}"
-    drafts = f", which {release} does not widen by a lookahead of {launch.lookahead}" if launch.lookahead else ""
+    if launch.lookahead and release.counts_drafts:
+        yield f"rows that hold {launch.lookahead} draft tokens of a verification, which {release} adds"
+    drafts = (
+        f", which {release} does not widen by a lookahead of {launch.lookahead}"
+        if launch.lookahead and not release.counts_drafts
+        else ""
+    )
     yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{drafts}"
     if launch.block_size is not None and unaligned:
         yield f"block size {block} as asked for, although {release} may align it to the recurrent state"

@@ -17,13 +17,17 @@ _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Draft:
-    """What proposes tokens ahead of the model: "" for nothing; ``model`` and ``backend`` None where they are not given."""
+    """What proposes tokens ahead of the model: "" for nothing; ``model`` and ``backend`` None where they are not given.
+
+    ``trees``: it may propose several tokens for one position, which changes what an engine chooses.
+    """
 
     method: str = ""
     model: Model | None = None
     backend: str | None = None
     kv_dtype: str | None = None
     ranks: int | None = None
+    trees: bool = False
 
     @property
     def adds_layers(self) -> bool:

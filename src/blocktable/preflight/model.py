@@ -20,7 +20,7 @@ _STATE_WORDS = ("linear", "mamba", "recurrent", "conv", "ssm")
 class Model:
     """A text model as far as block tables are concerned.
 
-    ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
+    ``family`` is its type, as configs name it; ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
     cache of its own; ``state``: some layers keep a recurrent state. ``head_size`` is that of the cache (latent and rope
     for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it. ``kept`` is what
     its layers keep and ``recurrent`` the state of one, None where that is not known; ``index_size`` the bytes per token of a
@@ -29,6 +29,7 @@ class Model:
     """
 
     source: str
+    family: str = ""
     kind: Literal["gqa", "mla"]
     head_size: int
     heads: int
@@ -86,6 +87,7 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         raise _unfit(path, "its config has neither head_dim nor hidden_size")
     return Model(
         source=str(path),
+        family=str(config.get("model_type") or ""),
         kind="mla" if latent else "gqa",
         head_size=latent + (_number(path, config, "qk_rope_head_dim") or 0) if latent else own,
         heads=heads,
