@@ -11,7 +11,7 @@ import pytest
 
 from blocktable.contracts import resolve_engine
 from blocktable.preflight import Launch, Model
-from blocktable.preflight.choice import _order
+from blocktable.preflight.choice import tried
 
 pytestmark = pytest.mark.conformance
 
@@ -39,7 +39,7 @@ def priorities(real):
     return scope["_get_backend_priorities"]
 
 
-def test_every_order(priorities, vllm_version):
+def test_everytried(priorities, vllm_version):
     release = resolve_engine(f"vllm=={vllm_version}")
     for hardware, mla, heads, head_size, kv_dtype in product(
         ("8.0", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"),
@@ -57,5 +57,5 @@ def test_every_order(priorities, vllm_version):
             kv_cache_dtype=kv_dtype,
         )
         model = Model(source="m", kind="mla" if mla else "gqa", head_size=head_size, heads=heads, kv_heads=heads)
-        ours = _order(Launch(release, None, hardware=hardware, model=model, kv_dtype=kv_dtype))
+        ours = tried(Launch(release, None, hardware=hardware, model=model, kv_dtype=kv_dtype))
         assert list(ours) == theirs, (hardware, mla, heads, head_size, kv_dtype)

@@ -12,6 +12,7 @@ import pytest
 
 from blocktable.cli import run
 from blocktable.contracts import resolve_engine
+from blocktable.preflight.installed import _ENGINES
 
 REGISTRY = """
     import enum
@@ -118,3 +119,85 @@ def test_where_nothing_is_installed_there_is_nothing_to_ask(capsys: pytest.Captu
     except metadata.PackageNotFoundError:
         assert run(["backends", "--installed"]) == 2
         assert "no vLLM is installed here" in capsys.readouterr().err
+
+
+CHECKS = """
+    def _check_trtllm_gen_mla_shape(query, cache, rank, rope, top, table, block, *, require_aligned_block_table):
+        if require_aligned_block_table and table.shape[-1] % ({tokens} / block) != 0:
+            raise ValueError("unaligned")
+"""
+CUTLASS = """
+    def _check_cutlass_shape(query, cache, lengths, table):
+        block = cache.shape[1]
+        if 128 % block or table.shape[-1] % (128 // block):
+            raise ValueError("unaligned")
+"""
+CHOICES = """
+    ATTENTION_BACKEND_CHOICES = {names}
+"""
+PAGES = """
+    from nowhere import logger
+
+    def _mla_backend_page_constraints(view):
+        forced = dict(flashmla=[64], trtllm_mla={sizes}, cutedsl_mla=[32, 64], trtllm_mha=[16, 32, 64, 128], hpc_ops=[64])
+        if view.page_size in forced[view.attention_backend]:
+            return {{}}
+        logger.warning("changed")
+        return dict(page_size=64)
+"""
+
+
+@pytest.fixture
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Return a function that installs a made-up FlashInfer and SGLang, and returns the exit code and the findings."""
+
+    def ask(*, tokens: int = 128, extra: str = "", sizes: str = "[32, 64]") -> tuple[int, list[Any]]:
+        names = [
+            *resolve_engine("sglang==0.5.23").backends,
+            "nsa",
+            "compressed",
+            "tokenspeed_mla",
+            *([extra] if extra else []),
+        ]
+        files = {
+            "flashinfer/mla/_core.py": CHECKS.format(tokens=tokens),
+            "flashinfer/mla/_batch_mla/_backends/cutlass_backend.py": CUTLASS,
+            "flashinfer_python-0.7.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.7.2\n",
+            "sglang/srt/arg_groups/choices.py": CHOICES.format(names=names),
+            "sglang/srt/arg_groups/overrides.py": PAGES.format(sizes=sizes),
+            "sglang-0.5.23.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n",
+        }
+        for path, text in files.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr("blocktable.preflight.installed._ENGINES", _ENGINES[1:])
+        code = run(["backends", "--installed", "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    yield ask
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]:
+        del sys.modules[name]
+
+
+def test_flashinfer_and_sglang_are_asked_too(others: Any) -> None:
+    code, findings = others()
+    assert (code, differences(findings)) == (0, {})
+    assert {finding["engine"] for finding in findings} == {"flashinfer 0.7.2", "sglang 0.5.23"}
+    assert len([finding for finding in findings if not finding["skipped"]]) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "says"),
+    [
+        ({"tokens": 256}, "aligned MLA tables", "the engine"),
+        ({"extra": "brand_new"}, "brand_new", "the engine has it"),
+        ({"sizes": "[64]"}, "page sizes of trtllm_mla", "page size 32: the engine takes 64, the catalogue says 32"),
+    ],
+)
+def test_their_drift_is_named(change: dict[str, Any], subject: str, says: str, others: Any) -> None:
+    code, findings = others(**change)
+    assert code == 1
+    assert set(differences(findings)) == {subject}
+    assert says in differences(findings)[subject]

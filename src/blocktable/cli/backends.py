@@ -44,7 +44,7 @@ def options(parser: ArgumentParser) -> None:
     add(
         "--installed",
         action="store_true",
-        help="ask the vLLM installed here for every backend, and list where it differs from the catalogue",
+        help="ask the vLLM, FlashInfer and SGLang installed here, and list everything in which they differ from the catalogue",
     )
     add("--json", dest="as_json", action="store_true", help="print one JSON array, or an object for NAME")
 
@@ -62,16 +62,19 @@ def _installed(*, as_json: bool) -> int:
 
     found = list(interrogate())
     if not found:
-        raise ArgumentError("no vLLM is installed here", remedy="run this with the Python that has it")
+        raise ArgumentError(
+            "no vLLM is installed here, nor FlashInfer or SGLang", remedy="run this with the Python that has one"
+        )
     differ = [finding for finding in found if finding.differs]
     if as_json:
         print(json.dumps([finding._asdict() for finding in found], ensure_ascii=False))  # noqa: T201 - a command's output
         return 1 if differ else 0
-    skipped = [finding for finding in found if finding.skipped]
-    same = len(found) - len(differ) - len(skipped)
     rows = [Row(finding.subject, finding.differs, "red") for finding in differ]
-    rows += [Row(finding.subject, f"not compared: {finding.skipped}", "yellow") for finding in skipped]
-    rows.append(Row(found[0].engine, f"{same} agree, {len(differ)} differ, {len(skipped)} not compared", "cyan"))
+    rows += [Row(one.subject, f"not compared: {one.skipped}", "yellow") for one in found if one.skipped]
+    for engine, several in groupby(found, key=lambda finding: finding.engine):
+        some = list(several)
+        apart, left = sum(bool(one.differs) for one in some), sum(bool(one.skipped) for one in some)
+        rows.append(Row(engine, f"{len(some) - apart - left} agree, {apart} differ, {left} not compared", "cyan"))
     print_rows(rows)
     return 1 if differ else 0
 

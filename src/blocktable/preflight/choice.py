@@ -10,7 +10,7 @@ from blocktable.contracts.fields import accepts
 from blocktable.contracts.hardware import runs_on
 from blocktable.preflight.launch import Launch
 
-__all__ = ["Choice", "choose", "quantized", "refused_reasons"]
+__all__ = ["Choice", "choose", "quantized", "refused_reasons", "tried"]
 
 _REASON_OF_RANKS = (0, 29)  # from this vLLM on, the selection asks for context parallelism
 
@@ -30,7 +30,7 @@ def choose(launch: Launch) -> Choice | None:
 
     Cost: one lookup per candidate.
     """
-    order = _order(launch)
+    order = tried(launch)
     if order is None:
         return None
     passed: list[tuple[str, tuple[str, ...]]] = []
@@ -45,7 +45,8 @@ def choose(launch: Launch) -> Choice | None:
     return Choice(None, tuple(passed))
 
 
-def _order(launch: Launch) -> tuple[str, ...] | None:
+def tried(launch: Launch) -> tuple[str, ...] | None:
+    """Return the order in which the release tries backends on this hardware for this model; None where nobody has read it."""
     from packaging.version import Version  # noqa: PLC0415 - loaded with the data, not before
 
     model, hardware = launch.model, launch.hardware
