@@ -16,6 +16,7 @@ from blocktable.errors import ArgumentError
 from blocktable.preflight import (
     Connector,
     Draft,
+    Group,
     Judgement,
     Launch,
     Memory,
@@ -247,6 +248,14 @@ def _as_json(answers: Sequence[Judgement]) -> str:
     return json.dumps(deciding if len(objects) == 1 else deciding | {"judgements": objects}, ensure_ascii=False)
 
 
+def _group(group: Group) -> str:
+    layers = "" if group.layers is None else f" of {group.layers} layers"
+    text = f"{group.kind}{layers}: {group.width} blocks of {group.block_size}"
+    if group.kernel_block_size not in (None, group.block_size):
+        text += f", {group.kernel_width} kernel blocks of {group.kernel_block_size}"
+    return text + (f" ({group.backend})" if group.backend else "")
+
+
 def _memory(answer: Judgement, memory: Memory) -> str:
     parts = [f"{memory.bytes_per_token:,} bytes per token, {memory.bytes_per_block:,} per block of {answer.block_size}"]
     if memory.num_blocks is not None:
@@ -271,6 +280,8 @@ def _rows(answer: Judgement) -> Iterator[Row]:
         yield Row("", "no way out was found by changing one setting")
     if answer.padding:
         yield Row("", f"padding: {answer.padding} of {answer.kernel_width} kernel blocks per row")
+    if len(answer.groups) > 1:
+        yield Row("", f"groups: {'; '.join(map(_group, answer.groups))}")
     if answer.memory:
         yield Row("", f"memory: {_memory(answer, answer.memory)}")
     if answer.assumed:

@@ -14,6 +14,7 @@ No terminal in here: `judge` answers for one backend, and whoever asks (a comman
 from collections.abc import Sequence
 from dataclasses import replace
 
+from blocktable.preflight.groups import Group
 from blocktable.preflight.judgement import Judgement, Verdict, assess
 from blocktable.preflight.launch import Connector, Draft, Launch, find_release
 from blocktable.preflight.memory import Memory
@@ -23,6 +24,7 @@ from blocktable.preflight.ways import ways_out
 __all__ = [
     "Connector",
     "Draft",
+    "Group",
     "Judgement",
     "Launch",
     "Memory",

@@ -142,7 +142,11 @@ def _caches(release: Release, contract: Contract, backend: Any) -> str:
     theirs = set(getattr(backend, "supported_kv_cache_dtypes", ()))  # a class of an old release may list none
     here = [one for gpu in _GPUS if (one := _on(release, contract.name, gpu))] or [contract]
     ours = {dtype for one in here for _, some in one.kv_dtypes for dtype in some}
-    return "" if not ours or not theirs or ours == theirs else f"KV cache dtypes {_show(theirs)}, in the catalogue {_show(ours)}"
+    return (
+        ""
+        if not ours or not theirs or ours == theirs
+        else f"KV cache dtypes {_show(theirs)}, in the catalogue {_show(ours)}"
+    )
 
 
 def _gpus(release: Release, contract: Contract, backend: Any) -> str:

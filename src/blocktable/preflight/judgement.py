@@ -11,6 +11,7 @@ from blocktable.errors import ContractError, GeometryError, UnknownName
 from blocktable.geometry import Geometry, plan
 from blocktable.preflight.choice import choose, refused_reasons
 from blocktable.preflight.completion import companions, complete, is_part, own_block_size
+from blocktable.preflight.groups import Group, groups_of
 from blocktable.preflight.hybrid import block_that_holds_a_state
 from blocktable.preflight.launch import Launch, is_unread
 from blocktable.preflight.memory import Memory, Unknown, longest_that_fits, measure
@@ -27,7 +28,7 @@ class Judgement:
 
     ``verdict`` is refused, unknown or accepted; ``width`` is what the release allocates, in manager blocks, and
     ``kernel_width`` the same in kernel blocks, ``padding`` of them beyond need. ``max_model_len`` is the longest request,
-    ``memory`` what the pool holds, as far as they are known. ``reason`` is one sentence, ``error`` what the server would
+    ``memory`` what the pool holds, ``groups`` the tables of all layers, as far as they are known. ``reason`` is one sentence, ``error`` what the server would
     stop with. ``ways_out`` were judged too, each accepted. ``assumed`` names what was taken for granted,
     ``missing`` what nobody can know from the question.
     """
@@ -42,6 +43,7 @@ class Judgement:
     padding: int | None = None
     max_model_len: int | None = None
     memory: Memory | None = None
+    groups: tuple[Group, ...] = ()
     reason: str = ""
     error: str = ""
     ways_out: tuple[str, ...] = ()
@@ -151,7 +153,45 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
         return replace(answer, missing=missing, reason=allocates)
     if answer.memory and (problem := memory_problem(launch, contract, geometry.block_size, answer.memory)):
         return _refused(answer, *problem)
-    return replace(answer, verdict="accepted", reason=f"{allocates}; {contract.name} takes {demand}")
+    groups, drafted = groups_of(launch, contract, geometry), _draft(launch, geometry.block_size)
+    if drafted and drafted.verdict == "refused":
+        return _refused(answer, f"the draft model: {drafted.reason}", drafted.error)
+    if drafted:
+        groups += tuple(replace(one, kind=f"draft {one.kind}") for one in drafted.groups)
+    assumed = (*answer.assumed, *_drafts_assumed(launch, drafted))
+    accepted = f"{allocates}; {contract.name} takes {demand}"
+    return replace(answer, verdict="accepted", groups=groups, assumed=assumed, reason=accepted)
+
+
+def _draft(launch: Launch, block: int) -> Judgement | None:
+    """Judge the layers of a draft model, which shares the block and, in vLLM, never the backend; None where none is told."""
+    draft = launch.draft
+    model = replace(launch.model, kept=None) if draft.inside and launch.model else draft.model
+    if launch.release.engine != "vllm" or not draft.adds_layers or (model is None and draft.backend is None):
+        return None
+    alone = replace(
+        launch,
+        backend=draft.backend,
+        model=model,
+        block_size=block,
+        kv_dtype=draft.kv_dtype or launch.kv_dtype,
+        tensor_parallel=draft.ranks or launch.tensor_parallel,
+        draft=replace(draft, method=""),
+        memory=None,
+        num_blocks=None,
+        connector=None,
+        prefix_match_unit=None,
+    )
+    return assess(alone)
+
+
+def _drafts_assumed(launch: Launch, drafted: Judgement | None) -> Iterator[str]:
+    if (
+        launch.draft.adds_layers
+        and launch.release.engine == "vllm"
+        and (drafted is None or drafted.verdict == "unknown")
+    ):
+        yield f"a draft model whose attention takes blocks of this size; {launch.release} chooses its backend apart"
 
 
 def _length(launch: Launch) -> int | None:
@@ -304,12 +344,12 @@ def _assumptions(launch: Launch, contract: Contract, block: int | None, unaligne
         yield f"hardware on which {contract.name} runs{runs_on}"
     if launch.lookahead and release.counts_drafts:
         yield f"rows that hold {launch.lookahead} draft tokens of a verification, which {release} adds"
-    drafts = (
-        f", which {release} does not widen by a lookahead of {launch.lookahead}"
-        if launch.lookahead and not release.counts_drafts
-        else ""
-    )
-    yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{drafts}"
+    drafts = launch.lookahead and not release.counts_drafts
+    unwidened = f", which {release} does not widen by a lookahead of {launch.lookahead}" if drafts else ""
+    if not launch.model or not launch.model.kept:
+        yield f"{'layers that form' if launch.model else 'a model of'} one full-attention group{unwidened}"
+    elif drafts:
+        yield f"rows of attention{unwidened}"
     if launch.block_size is not None and unaligned:
         yield f"block size {block} as asked for, although {release} may align it to the recurrent state"
     if launch.block_size is None and block is not None:

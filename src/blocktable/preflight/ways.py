@@ -11,7 +11,7 @@ from blocktable.geometry import Geometry
 from blocktable.geometry import ways_out as geometry_ways_out
 from blocktable.preflight.completion import complete, listed_sizes
 from blocktable.preflight.judgement import Judgement, allocated, assess, missing_length
-from blocktable.preflight.launch import Launch
+from blocktable.preflight.launch import Draft, Launch
 from blocktable.preflight.memory import longest_that_fits
 
 __all__ = ["ways_out"]
@@ -49,6 +49,8 @@ def _ways(launch: Launch, answer: Judgement) -> Iterator[str]:
         yield "--kv-cache-dtype auto"
     if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
         yield "--decode-context-parallel-size 1"
+    if launch.draft.adds_layers and _accepted(replace(launch, draft=Draft(), lookahead=0)):
+        yield "no --speculative-config"
     yield from _releases(launch)
     yield from _backends(launch, contract)
 
