@@ -179,6 +179,8 @@ class Simulation:
         scheduled = self._schedule()
         self._hand_over(scheduled)
         self._finish(scheduled)
+        if self._laws is not None and self.done:
+            self._laws.recount()
         self.clock += self._step_seconds
         self.steps += 1
         self._nanoseconds += perf_counter_ns() - started
