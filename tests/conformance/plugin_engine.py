@@ -16,7 +16,7 @@ import time
 import warnings
 from pathlib import Path
 
-PROMPTS = (3, 50, 170, 400, 300, 64, 255, 220)  # tokens; every second one begins with the same 160
+PROMPTS = (3, 50, 170, 400, 300, 64, 255, 220)  # tokens; every second one begins with the same 256
 ANSWERS = (40, 36, 30, 44, 28, 50, 33, 41)
 
 
@@ -72,7 +72,7 @@ def make_model(name):
 
 def prompts():
     draw = random.Random(7)  # noqa: S311 - test data
-    shared = [draw.randrange(5, 31000) for _ in range(160)]
+    shared = [draw.randrange(5, 31000) for _ in range(256)]
     made = []
     for i, length in enumerate(PROMPTS):
         tail = [draw.randrange(5, 31000) for _ in range(length)]

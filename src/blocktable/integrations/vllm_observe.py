@@ -88,14 +88,14 @@ class _ObserverV1(_Observer):
         none = np.full(tokens, -1)  # such a group's slots are not used, and stock leaves them as they were
         self.look(
             [part.get_numpy_array() for part in parts],
-            [part.num_blocks_per_row for part in parts],
+            [part.num_blocks_per_row[:num_reqs] for part in parts],
             query_start_loc=query_start_loc[: num_reqs + 1],
             positions=positions,
             slots=[
                 none if state else part.slot_mapping.gpu[:tokens]
                 for part, state in zip(parts, self._state, strict=True)
             ],
-            copies=[part.block_table.gpu[:num_reqs] for part in parts],
+            copies=[part.block_table.gpu for part in parts],
         )
 
 
