@@ -56,7 +56,17 @@ def _engine(data: Catalogue, title: str) -> Iterator[str]:
 
 
 def _rows(data: Catalogue, names: Iterable[str], version: Version) -> str:
-    header = ("backend", "kernel blocks", "width", "default", "runs on", "head sizes", "context parallel", "known")
+    header = (
+        "backend",
+        "kernel blocks",
+        "width",
+        "default",
+        "runs on",
+        "head sizes",
+        "KV cache",
+        "context parallel",
+        "known",
+    )
     return _table(
         header,
         (
@@ -96,16 +106,30 @@ def _row(contract: Contract, only: str, evidence: str) -> tuple[str, ...]:
         str(contract.default_block_size or "-"),
         ", ".join(contract.hardware) or "any",
         heads,
+        _caches(contract),
         {True: "yes", False: "no", None: "not known"}[contract.context_parallel],
         evidence,
     )
 
 
+def _caches(contract: Contract) -> str:
+    """Write the dtypes of a KV cache that a backend takes, by hardware where that decides."""
+    if not contract.kv_dtypes:
+        return "not read"
+    if len(contract.kv_dtypes) == 1:
+        return ", ".join(contract.kv_dtypes[0][1])
+    return "; ".join(f"{'else' if on == '*' else on}: {', '.join(some)}" for on, some in reversed(contract.kv_dtypes))
+
+
 def _orders(data: Catalogue) -> Iterator[tuple[str, ...]]:
     for one in data.priorities:
         model = one.model.upper()
+        if one.families:
+            model = ", ".join(f"`{family}`" for family in one.families)
         if one.max_heads:
             model += f", at most {one.max_heads} heads per rank"
+        if one.quantized:
+            model += " or a quantized KV cache"
         if one.head_size:
             model += f", head size {one.head_size}"
         yield ", ".join(one.hardware), model, str(one.versions) or "all", " · ".join(one.order)

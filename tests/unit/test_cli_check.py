@@ -216,7 +216,8 @@ def test_several_backends_are_each_judged_and_the_worst_decides(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookup._from_catalogue.cache_clear()
-    monkeypatch.delitem(catalogue("vllm").records, "FLASHMLA_SPARSE")  # as if nobody had read it
+    monkeypatch.delitem(catalogue("vllm").records._read, "FLASHMLA_SPARSE", raising=False)
+    monkeypatch.delitem(catalogue("vllm").records._entries, "FLASHMLA_SPARSE")  # as if nobody had read it
     line = "--engine vllm==0.19.1 --max-model-len 9416 --block-size 32 --json"
     both = Answer(f"{line} --backend TRITON_MLA,FLASHINFER_MLA", capsys)
     assert both.code == 1

@@ -1,10 +1,17 @@
 """The rows of the catalogue against tables recorded from the engines: kernel blocks, page sizes, names, wrong answers."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+import blocktable.contracts
 from blocktable import ContractError, GeometryError, MultipleOf, UnknownName, get_contract, plan
 from blocktable.contracts import known_engines, known_versions, list_contracts, resolve_engine
+from blocktable.contracts.catalogue import read_catalogue
 from blocktable.contracts.engines import catalogue
+from blocktable.contracts.packaged import read_packaged
+from blocktable.errors import CatalogueError
 
 MANAGER_BLOCKS = (16, 32, 48, 64, 96, 112, 128, 192, 256, 512, 544, 640)
 
@@ -257,3 +264,22 @@ def test_flashinfer_widens_its_blocks_for_grouped_queries_on_blackwell():
             hardware,
             grouped,
         )
+
+
+@pytest.mark.parametrize("engine", known_engines())
+def test_entries_read_one_by_one_are_those_of_the_whole_file(engine: str) -> None:
+    file = Path(blocktable.contracts.__file__).with_name(f"{engine}.toml")
+    text = file.read_text(encoding="utf-8")
+    whole, packaged = read_catalogue(text, file.name), read_packaged(text, file.name)
+    assert list(packaged.records) == list(whole.records)
+    assert dict(packaged.records) == dict(whole.records)
+    assert packaged == replace(whole, records=packaged.records)
+
+
+def test_a_wrong_entry_is_named_by_its_line_in_the_whole_file() -> None:
+    right = '[[backend]]\nname = "RIGHT"\n'
+    text = f'engine = "acme"\n\n{right}\n[[backend]]\nname = "WRONG"\nmin_width = -1\n\n[backend.refusals]\ndtype = "X: no"\n'
+    packaged = read_packaged(text, "acme.toml")
+    assert packaged.records["RIGHT"][0].contract.name == "RIGHT"
+    with pytest.raises(CatalogueError, match=r"acme\.toml:8: \[\[backend\]\] 2: min_width"):
+        packaged.records["WRONG"]

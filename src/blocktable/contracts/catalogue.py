@@ -4,7 +4,7 @@ Wrong data raises `CatalogueError` naming the file, the line, the entry and the 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -17,7 +17,7 @@ from blocktable.contracts.releases import Release, WidthPolicy
 from blocktable.contracts.rules import parse_rule, parse_size
 from blocktable.errors import ArgumentError, CatalogueError
 
-__all__ = ["Call", "Catalogue", "Priority", "Record", "read_catalogue"]
+__all__ = ["Call", "Catalogue", "Priority", "Record", "read_catalogue", "read_entries"]
 
 
 _EVIDENCE: tuple[Evidence, ...] = ("run", "read", "inferred")
@@ -185,7 +185,7 @@ class Catalogue:
     """One data file, read: releases ascending, records by name, existence ranges by name, aliases.
 
     ``parts`` are backends that layers of a model bring themselves, which nobody can select; ``instead`` says of names
-    that an engine has or had, and that select nothing, what to use. ``named_last``: a bare name means this engine only
+    that an engine has or had, and that select nothing, what to use; ``refusals`` are texts that entries inherit. ``named_last``: a bare name means this engine only
     where no other has it.
     """
 
@@ -198,23 +198,20 @@ class Catalogue:
     parts: Mapping[str, SpecifierSet]
     aliases: Mapping[str, str]
     instead: Mapping[str, str]
+    refusals: Mapping[str, str]
     priorities: tuple[Priority, ...]
 
 
-def read_catalogue(text: str, file: str) -> Catalogue:
-    """Read and validate the text of a data file; ``file`` is its name for errors. Cost: linear, a few milliseconds."""
+def read_catalogue(text: str, file: str, *, names: Iterable[str] = ()) -> Catalogue:
+    """Read and validate the text of a data file; ``file`` is its name for errors. Cost: linear, tens of milliseconds.
+
+    ``names`` are backends whose entries are kept elsewhere.
+    """
     where = _Where(text, file)
-    try:
-        data = msgspec.toml.decode(text, type=_File)
-    except msgspec.ValidationError as error:
-        where.fail_at(str(error))
-    except msgspec.DecodeError as error:
-        raise CatalogueError(f"{file}: not valid TOML: {error}", values={"file": file}) from None
-    records: dict[str, list[Record]] = {}
-    for index, backend in enumerate(data.backend):
-        records.setdefault(backend.name, []).append(_record(backend, data, where, index))
+    data = _decode(text, file, where)
+    records = _records(data, data.refusals, where)
     parts = {name: where.range(versions, "parts", None, name) for name, versions in data.parts.items()}
-    exists = {name: SpecifierSet() for name in records if name not in parts}
+    exists = {name: SpecifierSet() for name in (*names, *records) if name not in parts}
     exists |= {name: where.range(versions, "exists", None, name) for name, versions in data.exists.items()}
     for alias, name in data.aliases.items():
         if name not in exists:
@@ -224,13 +221,37 @@ def read_catalogue(text: str, file: str) -> Catalogue:
         packages=tuple(data.packages),
         named_last=data.named_last,
         releases=_releases(data, exists, where),
-        records={name: tuple(own) for name, own in records.items()},
+        records=records,
         exists=exists,
         parts=parts,
         aliases=data.aliases,
         instead=data.instead,
+        refusals=data.refusals,
         priorities=tuple(_priority(one, exists, where, index) for index, one in enumerate(data.priority)),
     )
+
+
+def read_entries(text: str, file: str, refusals: Mapping[str, str]) -> tuple[Record, ...]:
+    """Return the records of the entries of one backend, from text that holds them and the engine's name alone."""
+    where = _Where(text, file)
+    (records,) = _records(_decode(text, file, where), refusals, where).values()
+    return records
+
+
+def _decode(text: str, file: str, where: "_Where") -> _File:
+    try:
+        return msgspec.toml.decode(text, type=_File)
+    except msgspec.ValidationError as error:
+        where.fail_at(str(error))
+    except msgspec.DecodeError as error:
+        raise CatalogueError(f"{file}: not valid TOML: {error}", values={"file": file}) from None
+
+
+def _records(data: _File, refusals: Mapping[str, str], where: "_Where") -> dict[str, tuple[Record, ...]]:
+    records: dict[str, tuple[Record, ...]] = {}
+    for index, backend in enumerate(data.backend):
+        records[backend.name] = (*records.get(backend.name, ()), _record(backend, data.engine, refusals, where, index))
+    return records
 
 
 def _priority(written: _Priority, exists: Mapping[str, SpecifierSet], where: "_Where", index: int) -> Priority:
@@ -291,12 +312,12 @@ def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str
     return tuple(sorted(names, key=lambda name: ("." in name, name)))  # an entry point's own backends come last
 
 
-def _record(backend: _Backend, data: _File, where: "_Where", index: int) -> Record:
+def _record(backend: _Backend, engine: str, refusals: Mapping[str, str], where: "_Where", index: int) -> Record:
     fields = {name: getattr(backend, name) for name in backend.__struct_fields__}
     calls, name, heads = fields.pop("calls"), fields.pop("name"), tuple(fields.pop("only_head_sizes"))
     grouped = fields.pop("only_grouped")
     # An entry's empty text takes back the text that the file gives for all.
-    fields["refusals"] = {check: text for check, text in (data.refusals | fields["refusals"]).items() if text}
+    fields["refusals"] = {check: text for check, text in (dict(refusals) | fields["refusals"]).items() if text}
     known = tuple(
         (evidence, where.range(versions, "backend", index, evidence))
         for evidence in _EVIDENCE
@@ -308,7 +329,7 @@ def _record(backend: _Backend, data: _File, where: "_Where", index: int) -> Reco
             fields[field] = tuple(parse_size(size) for size in fields[field])
         field = "width_rule"
         fields[field] = parse_rule(fields[field])
-        contract = Contract(name, engine=data.engine, evidence=known[0][0] if known else "read", **fields)
+        contract = Contract(name, engine=engine, evidence=known[0][0] if known else "read", **fields)
     except ArgumentError as error:
         # Contract itself says which field it refuses, as the first word of its message or in its values.
         named = next((key for key in fields if key in error.values or error.message.startswith(key)), field)

@@ -84,10 +84,10 @@ def _split_spec(spec: Any) -> tuple[str, str | None]:
 @cache
 def catalogue(engine: str) -> "Catalogue":
     """Read an engine's data file, once."""
-    from blocktable.contracts.catalogue import read_catalogue  # noqa: PLC0415 - msgspec and the data load on first use
+    from blocktable.contracts.packaged import read_packaged  # noqa: PLC0415 - msgspec and the data load on first use
 
     file = _data_files()[engine]
-    return read_catalogue(file.read_text(encoding="utf-8"), file.name)
+    return read_packaged(file.read_text(encoding="utf-8"), file.name)
 
 
 def engine_name(name: str) -> str:
