@@ -96,7 +96,8 @@ class Peer:
     """A worker process and the pipe to it; ``owed`` counts the answers that it has not given yet."""
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, spec: Spec, count: int) -> None:
-        context = get_context("spawn")
+        context = get_context("forkserver")  # torch is imported once for all workers, and no thread of ours is copied
+        context.set_forkserver_preload(["blocktable.engine.executors"])
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, folder, dtype, spec, count)
         self.process = context.Process(target=serve, args=arguments, name="blocktable-worker", daemon=True)
