@@ -52,7 +52,7 @@ peers:
 PEER := NUMBA_CACHE_DIR=$(abspath $(PEERS))/numba $(PEERS)/bin/python
 
 conformance: peers
-	$(PEER) -m pytest -q -m conformance tests/conformance
+	$(PEER) -m pytest -q -m "conformance and not long" tests/conformance
 
 bench-%: peers
 	$(PEER) bench/$*.py
@@ -64,8 +64,10 @@ bench-step bench-prefix: bench-%: peers
 bench: bench-start bench-tables bench-step bench-prefix bench-device
 
 # Minutes: more examples, longer runs, whole traces.
-long: venv
+long: venv peers
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q $(HERE)
+	tools/peers.sh $(PEERS) triton smollm2
+	$(PEER) -m pytest -q -m "conformance and long" tests/conformance
 
 wheel: venv
 	tools/wheel.sh $(BIN)/python
