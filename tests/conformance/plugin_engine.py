@@ -3,11 +3,13 @@
     python plugin_engine.py '[{"mode": "off", "model": "llama", ...}, {"mode": "tables", ...}]'
 
 A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes one slot of each step wrong. ``processes`` runs the engine in processes
-of its own, where the plugin comes by its entry point alone. Other fields are the engine's own arguments.
+of its own, where the plugin comes by its entry point alone; ``small`` is for Triton's interpreter. ``trace`` is a file of
+requests of which the first ``count`` are served, their lengths divided by 64. Other fields are the engine's own arguments.
 """
 
 import gc
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -80,6 +82,18 @@ def prompts():
     return made
 
 
+def traced(path, count):
+    """Return the first requests of a trace: its hash ids stand for 512 tokens each, here for 8."""
+    asked, lengths = [], []
+    with Path(path).open(encoding="utf-8") as lines:
+        for line in itertools.islice(lines, count):
+            one = json.loads(line)
+            tokens = [5 + (31 * block + 7 * i * i) % 31000 for block in one["hash_ids"] for i in range(8)]
+            asked.append({"prompt_token_ids": tokens[: max(1, one["input_length"] // 64)]})
+            lengths.append(max(1, one["output_length"] // 64))
+    return asked, lengths
+
+
 def worker_facts(worker):
     """What one worker says of itself: the class of its tables, and the findings of its observer."""
     from blocktable.integrations import vllm_observe, vllm_tables
@@ -89,7 +103,7 @@ def worker_facts(worker):
     return vllm_tables.in_use(worker.model_runner), counts, len(reports)
 
 
-def run(mode, model, plant=False, processes=False, **engine):
+def run(mode, model, plant=False, processes=False, small=False, trace=None, count=600, **engine):
     os.environ["BLOCKTABLE_VLLM"] = mode
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     from vllm import LLM, SamplingParams
@@ -115,13 +129,16 @@ def run(mode, model, plant=False, processes=False, **engine):
     began = time.monotonic()
     llm = LLM(model=str(make_model(model)), **(given | engine))
     loaded = time.monotonic() - began
-    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in ANSWERS]
-    asked = prompts()
+    asked, lengths = prompts(), ANSWERS
+    if small:
+        asked, lengths = asked[:3], [n // 4 for n in ANSWERS[:3]]
+    if trace:
+        asked, lengths = traced(trace, count)
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in lengths]
     began = time.monotonic()
-    waves = [
-        llm.generate(asked, params, use_tqdm=False),
-        llm.generate(asked[::-1], params[::-1], use_tqdm=False),
-    ]
+    waves = [llm.generate(asked, params, use_tqdm=False)]
+    if not trace:
+        waves.append(llm.generate(asked[::-1], params[::-1], use_tqdm=False))
     spent = time.monotonic() - began
     ids = [[list(one.outputs[0].token_ids) for one in wave] for wave in waves]
     metrics = {one.name: getattr(one, "value", None) for one in llm.get_metrics()}
@@ -146,11 +163,14 @@ def plant_wrong_slot():
     """Make the first slot of each step lie in the neighbouring place of its block."""
     from blocktable.integrations import _patches, vllm_tables
 
-    def wrong(original, tables, *arguments):
-        original(tables, *arguments)
-        tables._slots[0, 0] ^= 1
+    def wrong(original, tables, *arguments, **named):
+        found = original(tables, *arguments, **named)
+        slots = tables._slots if found is None else found
+        slots[0, 0] ^= 1
+        return found
 
-    _patches.wrap(vllm_tables._ours("v1"), "_map", wrong)
+    second = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    _patches.wrap(vllm_tables._ours("v2" if second else "v1"), "compute_slot_mappings" if second else "_map", wrong)
 
 
 def close(llm):

@@ -1,6 +1,7 @@
 """The same requests through stock vLLM and through vLLM on our tables, same schedule: the same token ids."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,15 +25,14 @@ def engine(real):
     """Return a function that runs the engine once per setting, in one process."""
     real("vllm")
 
-    def run(*settings, environment=None):
-        import os
-
+    def run(*settings, environment=None, interpreter=False):
+        through = [str(ENGINE.with_name("triton_on_cpu.py"))] if interpreter else []
         done = subprocess.run(
-            [sys.executable, str(ENGINE), json.dumps(settings)],
+            [sys.executable, *through, str(ENGINE), json.dumps(settings)],
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **(environment or {})},
+            env=os.environ | (environment or {}),
         )
         found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("RUN ")]
         assert len(found) == len(settings), done.stdout[-2000:] + done.stderr[-4000:]
@@ -59,3 +59,67 @@ def test_token_ids_are_the_same_under_preemption_and_a_wrong_slot_changes_them(e
     assert model is DEEPSEEK or stock["cached"] > 2000
     assert (ours["observers"], ours["findings"]) == (1, {})
     assert planted["digest"] != stock["digest"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [MISTRAL, GEMMA], ids=["window", "window-and-full"])
+def test_sliding_windows(engine, model):
+    (stock, ours), _ = engine({"mode": "off", **model}, {"mode": "tables,observe", **model})
+    same(stock, ours)
+    assert ours["findings"] == {}
+
+
+@pytest.mark.long
+def test_asynchronous_scheduling(engine):
+    settings = {**LLAMA, "async_scheduling": True}
+    (stock, ours), _ = engine({"mode": "off", **settings}, {"mode": "tables,observe", **settings})
+    same(stock, ours)
+    assert ours["findings"] == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "ranks", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["1", "tp2", "pp2"]
+)
+def test_in_processes_of_their_own_the_plugin_comes_by_its_entry_point(engine, ranks):
+    settings = {**LLAMA, "processes": True, **ranks}
+    (stock,), _ = engine({"mode": "off", **settings})
+    (ours,), _ = engine({"mode": "tables,observe", **settings})
+    same(stock, ours)
+    assert (ours["observers"], ours["findings"]) == (2 if ranks else 1, {})
+
+
+@pytest.fixture
+def trace():
+    path = Path(os.environ.get("BLOCKTABLE_DATA", ""), "traces", "mooncake-conversation.jsonl")
+    if not os.environ.get("BLOCKTABLE_DATA") or not path.is_file():
+        pytest.skip("the Mooncake trace is not here: set BLOCKTABLE_DATA to the folder that has traces/")
+    return str(path)
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(12031, marks=pytest.mark.long)])
+def test_the_mooncake_trace_breaks_no_law_on_our_tables(engine, trace, count):
+    settings = {**LLAMA, "max_model_len": 2048, "max_num_seqs": 64, "num_gpu_blocks_override": 400}
+    (found,), _ = engine({"mode": "tables,observe", "trace": trace, "count": count, **settings})
+    assert found["tables"] == OURS
+    assert (found["observers"], found["findings"]) == (1, {})
+    assert found["cached"] > 0
+
+
+SECOND = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
+@pytest.mark.long
+def test_the_second_runner_in_tritons_interpreter(real, engine):
+    real("triton")
+    settings = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 33, "small": True}
+    (stock, ours, planted), _ = engine(
+        {"mode": "off", **settings},
+        {"mode": "tables,observe", **settings},
+        {"mode": "tables", "plant": True, **settings},
+        environment=SECOND,
+        interpreter=True,
+    )
+    assert ours["tables"] == ["blocktable.integrations.vllm_tables_v2.TablesV2"]
+    assert ours["digest"] == stock["digest"] != planted["digest"]
+    assert (ours["observers"], ours["findings"]) == (1, {})
