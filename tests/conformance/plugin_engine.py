@@ -4,7 +4,8 @@
 
 A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes one slot of each step wrong. ``processes`` runs the engine in processes
 of its own, where the plugin comes by its entry point alone; ``small`` is for Triton's interpreter. ``trace`` is a file of
-requests of which the first ``count`` are served, their lengths divided by 64. Other fields are the engine's own arguments.
+requests of which the first ``count`` are served, their lengths divided by 64. Without ``again`` the requests are served
+once, else a second time in reverse order. Other fields are the engine's own arguments.
 """
 
 import gc
@@ -35,6 +36,8 @@ def make_model(name):
     folder = models() / name
     if (folder / "config.json").exists():
         return folder
+    if name == "smollm2":
+        return convert_smollm2(folder)
     common = {
         "hidden_size": 256,
         "intermediate_size": 512,
@@ -72,6 +75,48 @@ def make_model(name):
     return folder
 
 
+def convert_smollm2(folder):
+    """Save SmolLM2 in the format that vLLM reads; as it was loaded, it refuses to be saved."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    (file,) = (Path(sys.prefix) / "smollm2").glob("*.gguf")
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    dropped = ("quantization_config", "model_type", "architectures", "transformers_version", "_name_or_path")
+    config = {key: value for key, value in loaded.config.to_dict().items() if key not in dropped}
+    model = LlamaForCausalLM(LlamaConfig(**config)).to(torch.bfloat16)
+    model.load_state_dict(loaded.state_dict(), strict=False)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "Name three fruits.",
+    "How many legs has a spider?",
+    "Give me a title for a story about a lighthouse.",
+    "What do bees make?",
+    "Translate 'good morning' into Spanish.",
+    "Why is the sky blue?",
+)
+
+
+def chats(folder):
+    """Return real chats that share a system prompt, as token ids."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    system = "You are a helpful assistant who answers briefly, kindly and truthfully. " * 8
+    made = []
+    for question in QUESTIONS:
+        said = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
+        made.append({"prompt_token_ids": list(ids)})
+    return made
+
+
 def prompts():
     draw = random.Random(7)  # noqa: S311 - test data
     shared = [draw.randrange(5, 31000) for _ in range(256)]
@@ -103,7 +148,7 @@ def worker_facts(worker):
     return vllm_tables.in_use(worker.model_runner), counts, len(reports)
 
 
-def run(mode, model, plant=False, processes=False, small=False, trace=None, count=600, **engine):
+def run(mode, model, plant=False, processes=False, small=False, trace=None, count=600, again=True, **engine):
     os.environ["BLOCKTABLE_VLLM"] = mode
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     from vllm import LLM, SamplingParams
@@ -129,7 +174,7 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
     began = time.monotonic()
     llm = LLM(model=str(make_model(model)), **(given | engine))
     loaded = time.monotonic() - began
-    asked, lengths = prompts(), ANSWERS
+    asked, lengths = chats(make_model(model)) if model == "smollm2" else prompts(), ANSWERS
     if small:
         asked, lengths = asked[:3], [n // 4 for n in ANSWERS[:3]]
     if trace:
@@ -137,7 +182,7 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
     params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in lengths]
     began = time.monotonic()
     waves = [llm.generate(asked, params, use_tqdm=False)]
-    if not trace:
+    if again and not trace:
         waves.append(llm.generate(asked[::-1], params[::-1], use_tqdm=False))
     spent = time.monotonic() - began
     ids = [[list(one.outputs[0].token_ids) for one in wave] for wave in waves]

@@ -15,7 +15,7 @@ OURS = ["blocktable.integrations.vllm_tables_v1.TablesV1"]
 STOCK = ["vllm.v1.worker.block_table.MultiGroupBlockTable"]
 # Pools that preempt; the platform fixes MLA's blocks to 16, and takes no prefix caching for it.
 LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "enable_prefix_caching": True}
-DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 80}
+DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 74, "again": False}
 MISTRAL = {"model": "mistral", "block_size": 32, "num_gpu_blocks_override": 52}
 GEMMA = {"model": "gemma", "block_size": 32, "num_gpu_blocks_override": 104}
 
@@ -67,6 +67,17 @@ def test_sliding_windows(engine, model):
     (stock, ours), _ = engine({"mode": "off", **model}, {"mode": "tables,observe", **model})
     same(stock, ours)
     assert ours["findings"] == {}
+
+
+@pytest.mark.long
+def test_smollm2_answers_real_chats_alike(engine):
+    if not (Path(sys.prefix) / "smollm2").is_dir():
+        pytest.skip("SmolLM2 is not here: tools/peers.sh DIR smollm2 unpacks it")
+    settings = {"model": "smollm2", "block_size": 32, "num_gpu_blocks_override": 40}
+    (stock, ours), _ = engine({"mode": "off", **settings}, {"mode": "tables,observe", **settings})
+    assert ours["digest"] == stock["digest"]
+    assert ours["cached"] == stock["cached"] > 0
+    assert (ours["tables"], ours["findings"]) == (OURS, {})
 
 
 @pytest.mark.long
