@@ -179,6 +179,9 @@ def _rows(release: Release, contract: Contract, example: Judgement | None, histo
         )
     yield Row("table", f"{contract.layout}, {contract.dtype}, strides: {contract.strides}, tail: {contract.tail}")
     yield Row("hardware", _hardware(contract))
+    for index, (on, dtypes) in enumerate(contract.kv_dtypes):
+        where = "" if len(contract.kv_dtypes) == 1 else f" on {'other hardware' if on == '*' else on}"
+        yield Row("" if index else "KV cache", ", ".join(dtypes) + where)
     yield Row("context parallel", _context_parallel(contract))
     yield Row("source", contract.source or "not given")
     yield Row("known by", contract.evidence + (f", {contract.date}" if contract.date else ""))
@@ -221,6 +224,7 @@ def _as_object(release: Release, contract: Contract) -> dict[str, Any]:
         "strides": contract.strides,
         "tail": contract.tail,
         "hardware": list(contract.hardware),
+        "kv_dtypes": {on: list(dtypes) for on, dtypes in contract.kv_dtypes},
         "context_parallel": contract.context_parallel,
         "error_text": contract.error_text,
         "raised": contract.raised,

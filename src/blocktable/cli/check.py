@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from blocktable.cli import launch as lines
-from blocktable.cli.flags import parse_bytes, parse_count, parse_length
+from blocktable.cli.flags import CACHE_DTYPES, parse_bytes, parse_count, parse_length
 from blocktable.cli.output import Row, print_rows
 from blocktable.contracts import Release, resolve_engine
 from blocktable.contracts.hardware import capability
@@ -128,6 +128,7 @@ def command(
     memory = line.memory if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
     override = num_gpu_blocks_override
     blocks = line.num_blocks if override is None else parse_count(override, "--num-gpu-blocks-override")
+    dtype = _cache_dtype((kv_cache_dtype or line.kv_dtype).lower(), line.engine)
     versions = _kernel_versions(kernels)
     hardware = None if gpu is None else capability(gpu)
     known, drafted = _model(model, line), _draft(line)
@@ -158,7 +159,7 @@ def command(
                 num_blocks=blocks,
                 prefix_match_unit=line.prefix_match_unit,
                 memory=memory,
-                kv_dtype=(kv_cache_dtype or line.kv_dtype).lower(),
+                kv_dtype=dtype,
                 dtype=line.dtype,
                 conv_dtype=line.conv_dtype,
                 state_dtype=line.state_dtype,
@@ -169,6 +170,7 @@ def command(
                 one_group=line.one_group,
                 draft=drafted,
                 connector=_connector(line),
+                shared_ranks=split if line.tensor_parallel_given and line.prefill_context_parallel == 1 else None,
             )
         )
         answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
@@ -178,6 +180,17 @@ def command(
     else:
         print_rows([row for answer in answers for row in _rows(answer)])
     return _EXIT[worst(answers).verdict]
+
+
+def _cache_dtype(dtype: str, engine: str) -> str:
+    """Return the dtype of a KV cache if vLLM has one of that name; SGLang's names are its own."""
+    if engine == "vllm" and dtype not in CACHE_DTYPES:
+        raise ArgumentError(
+            f"no KV cache dtype {dtype!r}",
+            values={"--kv-cache-dtype": dtype},
+            remedy=f"one of {', '.join(CACHE_DTYPES)}",
+        )
+    return dtype
 
 
 def _split(names: Sequence[str]) -> list[str]:
@@ -227,6 +240,8 @@ def _ranks(line: lines.Launch, release: Release) -> int:
 
 def _wanted(line: lines.Launch) -> Iterator[str]:
     ranks = line.decode_context_parallel
+    if line.tensor_parallel_given:
+        return
     if line.prefill_context_parallel == 1 and line.tensor_parallel % ranks:
         yield f"a --tensor-parallel-size that {ranks} divides; vLLM refuses {line.tensor_parallel}"
 

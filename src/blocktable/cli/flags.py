@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from blocktable.errors import ArgumentError
 
-__all__ = ["insert_file", "is_flag", "parse_bytes", "parse_count", "parse_length", "read_flags"]
+__all__ = ["CACHE_DTYPES", "insert_file", "is_flag", "parse_bytes", "parse_count", "parse_length", "read_flags"]
 
 # The flags that matter, by every spelling. Each takes one value.
 _FLAGS: Final[Mapping[str, str]] = {
@@ -51,6 +51,20 @@ _SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
 }
 # vLLM looks for this one before it completes shortened flags.
 _NEVER_SHORTENED: Final = frozenset({"--model"})
+# What --kv-cache-dtype takes in vLLM, each since some release.
+CACHE_DTYPES: Final = (
+    *("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+    *(
+        "int8",
+        "int4_per_token_head",
+        "int8_per_token_head",
+        "fp8_per_token_head",
+        "nvfp4",
+        "nvfp4_4over6",
+        "nvfp4_ds_mla",
+    ),
+    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "ultraquant_4bit"),
+)
 # Without a list of every flag of every release, these tell a switch from a flag whose value follows it. Only the name
 # of the model hangs on it.
 _SWITCH: Final = re.compile(
@@ -142,7 +156,8 @@ def _file_arguments(path: str, engine: str) -> Iterator[str]:
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ArgumentError(f"--config {path} cannot be read: {error}", values={"path": path}) from None
+        why = " ".join(str(error).split())
+        raise ArgumentError(f"--config {path} cannot be read: {why}", values={"path": path}) from None
     if not isinstance(options, dict):
         raise ArgumentError(f"--config {path} holds no mapping of flags to values", values={"path": path})
     for key, value in options.items():

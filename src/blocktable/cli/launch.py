@@ -50,7 +50,7 @@ def read_launch(words: Sequence[str]) -> Launch:
             values={"--attention-backend": backend, "--attention-config": configured},
             remedy="keep --attention-backend or the backend in --attention-config",
         )
-    drafts = speculative.get("num_speculative_tokens") or 0
+    drafts = _field(speculative, "num_speculative_tokens", int) or 0
     interleave = _size(flags, "dcp_kv_cache_interleave_size", 1)  # the older name wins where it says more than 1
     return Launch(
         model=flags.get("model"),
@@ -60,6 +60,7 @@ def read_launch(words: Sequence[str]) -> Launch:
         max_model_len=parse_length(flags["max_model_len"]) if "max_model_len" in flags else None,
         block_size=_size(flags, "block_size", None),
         tensor_parallel=_size(flags, "tensor_parallel_size", 1),
+        tensor_parallel_given="tensor_parallel_size" in flags,
         decode_context_parallel=_size(flags, "decode_context_parallel_size", 1),
         prefill_context_parallel=_size(flags, "prefill_context_parallel_size", 1),
         interleave=interleave if interleave > 1 else _size(flags, "cp_kv_cache_interleave_size", 1),
@@ -68,7 +69,7 @@ def read_launch(words: Sequence[str]) -> Launch:
         prefix_match_unit=_size(flags, "prefix_match_unit", None),
         speculative_tokens=_size(flags, "spec_tokens", drafts),
         memory=_memory(flags, environment),
-        kv_dtype=flags.get("kv_cache_dtype", "auto"),
+        kv_dtype=flags.get("kv_cache_dtype", "auto").lower(),
         dtype=flags.get("dtype", "auto").lower(),
         conv_dtype=flags.get("mamba_cache_dtype", "auto"),
         state_dtype=flags.get("mamba_ssm_cache_dtype", "auto"),
@@ -80,12 +81,24 @@ def read_launch(words: Sequence[str]) -> Launch:
         prefix_caching=_switch(flags, "enable_prefix_caching"),
         one_group=bool(_switch(flags, "disable_hybrid_kv_cache_manager")),
         draft_method=_method(speculative),
-        draft_model=speculative.get("model"),
-        draft_backend=_backend(speculative.get("attention_backend")),
-        draft_kv_dtype=speculative.get("kv_cache_dtype"),
-        draft_ranks=speculative.get("draft_tensor_parallel_size"),
+        draft_model=_field(speculative, "model", str),
+        draft_backend=_backend(_field(speculative, "attention_backend", str)),
+        draft_kv_dtype=_field(speculative, "kv_cache_dtype", str),
+        draft_ranks=_field(speculative, "draft_tensor_parallel_size", int),
         connector=_read_json(flags, "kv_transfer_config", "--kv-transfer-config") or None,
         environment=environment,
+    )
+
+
+def _field(speculative: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field of --speculative-config, which is a text or a count."""
+    value = speculative.get(name)
+    if value is None or (kind is str and isinstance(value, str)) or (kind is int and type(value) is int and value > 0):
+        return value
+    wanted = "a text" if kind is str else "a positive whole number"
+    raise ArgumentError(
+        f"--speculative-config: {name} must be {wanted}, got {value!r}",
+        values={"--speculative-config": dict(speculative)},
     )
 
 
@@ -93,7 +106,7 @@ def _method(speculative: Mapping[str, Any]) -> str:
     """Return how tokens are drafted, by vLLM's rule where the method is left out."""
     if not speculative:
         return ""
-    method, model = speculative.get("method"), speculative.get("model")
+    method, model = _field(speculative, "method", str), speculative.get("model")
     return str(method or ("ngram" if model in ("ngram", "[ngram]") else "draft_model"))
 
 

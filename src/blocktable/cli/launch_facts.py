@@ -25,6 +25,7 @@ class Launch:
     max_model_len: Length = None
     block_size: int | None = None
     tensor_parallel: int = 1
+    tensor_parallel_given: bool = False
     decode_context_parallel: int = 1
     prefill_context_parallel: int = 1
     interleave: int = 1

@@ -15,7 +15,7 @@ from blocktable.preflight.groups import Group, groups_of
 from blocktable.preflight.hybrid import block_that_holds_a_state
 from blocktable.preflight.launch import Launch, is_unread
 from blocktable.preflight.memory import Memory, Unknown, longest_that_fits, measure
-from blocktable.preflight.pool import memory_problem, pool_problem
+from blocktable.preflight.pool import memory_problem, pool_problem, ranks_problem
 
 __all__ = ["Judgement", "Verdict", "allocated", "assess", "missing_length"]
 
@@ -96,6 +96,13 @@ def _assess(launch: Launch) -> Judgement:
         return _refused(answer, f"{contract.name} runs on {', '.join(contract.hardware)}, not on {launch.hardware}")
     if launch.kv_dtype != "auto" and not contract.accepts_cache(launch.kv_dtype, launch.hardware):
         return _refused(answer, f"{contract.name} reads no KV cache of dtype {launch.kv_dtype}")
+    if problem := ranks_problem(launch):
+        return _refused(answer, *problem)
+    if fitted and not answer.max_model_len:
+        text = (
+            "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token."
+        )
+        return _refused(answer, "the memory holds no request at all", text)
     if block is None and unaligned and (problem := pool_problem(launch, 0, launch.num_blocks)):
         return _refused(answer, *problem)
     if block is None and unaligned:
@@ -221,9 +228,8 @@ def _fit_length(launch: Launch, contract: Contract, block: int | None) -> tuple[
         length = longest_that_fits(launch, contract, block, most)
     except Unknown:
         return launch, ()
-    if not length:
-        return launch, ()
-    return replace(launch, max_model_len=length), (f"a longest request of {length} tokens, which auto comes to",)
+    fitted = replace(launch, max_model_len=length) if length else launch
+    return fitted, (f"a longest request of {length} tokens, which auto comes to",)
 
 
 def _memory(launch: Launch, contract: Contract | None, block: int | None) -> tuple[Memory | None, tuple[str, ...]]:

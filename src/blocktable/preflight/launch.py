@@ -62,6 +62,7 @@ class Launch:
     the bytes of its KV cache on one rank; ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV
     connectors alike. ``kv_dtype``, ``dtype``, ``conv_dtype`` and ``state_dtype`` are what the launch asks for, "auto" where
     it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
+    ``shared_ranks`` are the tensor-parallel ranks that context parallelism reuses, where the launch says how many.
     """
 
     release: Release
@@ -88,6 +89,7 @@ class Launch:
     async_scheduling: bool | None = None
     prefix_caching: bool | None = None
     one_group: bool = False
+    shared_ranks: int | None = None
     draft: Draft = _NO_DRAFT
     connector: Connector | None = None
 

@@ -60,7 +60,7 @@ def read_model(path: str | Path) -> Model:
         file = file / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise ArgumentError(
             f"cannot read a model from {path}: {why}",

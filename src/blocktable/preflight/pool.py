@@ -4,9 +4,25 @@ from blocktable.contracts import Contract
 from blocktable.preflight.launch import Launch
 from blocktable.preflight.memory import Memory, longest_that_fits
 
-__all__ = ["memory_problem", "pool_problem"]
+__all__ = ["memory_problem", "pool_problem", "ranks_problem"]
 
 _GIB = 2**30
+
+
+def ranks_problem(launch: Launch) -> tuple[str, str] | None:
+    """Return why vLLM refuses the ranks of a launch, and its text; None where it does not."""
+    if launch.release.engine != "vllm":
+        return None
+    split, shared = launch.tensor_parallel, launch.shared_ranks
+    if launch.model and launch.model.heads % split:
+        return f"{launch.model.heads} heads do not split over {split} ranks", (
+            f"ValueError: Total number of attention heads ({launch.model.heads}) must be divisible by tensor parallel size "
+            f"({split})."
+        )
+    if shared and shared % launch.cp_size:
+        text = f"ValueError: tp_size={shared} must be divisible by dcp_size={launch.cp_size}."
+        return f"context parallelism of {launch.cp_size} does not divide {shared} tensor-parallel ranks", text
+    return None
 
 
 def memory_problem(launch: Launch, contract: Contract, block: int, memory: Memory) -> tuple[str, str] | None:
@@ -17,6 +33,9 @@ def memory_problem(launch: Launch, contract: Contract, block: int, memory: Memor
     held = blocks - launch.release.reserves_null
     if needed <= held:
         return None
+    if held <= 0:
+        why = f"the memory holds {'the null block alone' if blocks else 'no block'}"
+        return why, "ValueError: No available memory for the cache blocks."
     fits = longest_that_fits(launch, contract, block, length)
     null = ", the null block aside" if launch.release.reserves_null else ""
     per_block = memory.bytes_per_block

@@ -22,6 +22,7 @@ _SGLANG = {
     "--block-size": "--page-size",
     "--backend": "--attention-backend",
     "--decode-context-parallel-size": "--dcp-size",
+    "--tensor-parallel-size": "--tp-size",
 }
 
 
@@ -45,6 +46,7 @@ def _ways(launch: Launch, answer: Judgement) -> Iterator[str]:
     yield from _block_sizes(launch, contract, answer.block_size or 0)
     yield from _memory(launch, contract, answer)
     yield from _pool(launch, answer)
+    yield from _ranks(launch)
     if launch.kv_dtype != "auto" and _accepted(replace(launch, kv_dtype="auto")):
         yield "--kv-cache-dtype auto"
     if launch.cp_size > 1 and _accepted(replace(launch, cp_size=1, cp_interleave=1)):
@@ -119,6 +121,17 @@ def _pool(launch: Launch, answer: Judgement) -> Iterator[str]:
             yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
     if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
         yield "no --prefix-match-unit"
+
+
+def _ranks(launch: Launch) -> Iterator[str]:
+    """Yield the most ranks, of fewer than asked for, that split the heads."""
+    model, split = launch.model, launch.tensor_parallel
+    if model is None or model.heads % split == 0:
+        return
+    fewer = next(ranks for ranks in range(min(split - 1, model.heads), 0, -1) if model.heads % ranks == 0)
+    shared = launch.shared_ranks and fewer
+    if _accepted(replace(launch, tensor_parallel=fewer, shared_ranks=shared)):
+        yield f"--tensor-parallel-size {fewer}"
 
 
 def _not_refused(launch: Launch) -> bool:
