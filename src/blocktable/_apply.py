@@ -27,10 +27,10 @@ from blocktable._kernels import (
     STATE_TYPES,
     WIDTH,
     WINDOW,
-    copy_range,
     fill_null,
     refuse,
 )
+from blocktable._runs import copy_range
 
 # What only a delta can be refused for: ids past the live count, or live entries that nobody sent.
 BAD_TAIL, BAD_GAP = 21, 22

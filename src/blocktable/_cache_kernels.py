@@ -63,7 +63,6 @@ from blocktable._kernels import (
     WIDTH,
     WINDOW,
     check_rows,
-    copy_range,
     refuse,
     touch,
 )
@@ -78,6 +77,7 @@ from blocktable._row_kernels import (
     put,
     settle_final,
 )
+from blocktable._runs import copy_range
 
 
 @compiled(i64(*CACHE, i64[::1], i64[::1], i64[::1], sealed(i32[::1]), i64))

@@ -22,7 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from blocktable._jit import compiled, helper, i32, i64, nothing, sealed, u64
+from blocktable._jit import compiled, helper, i32, i64, nothing, u64
 
 # Inside a loop an element is a number of the machine, not a NumPy scalar: Any keeps the type checker out of that.
 I32 = NDArray[Any]
@@ -65,19 +65,8 @@ def refuse(info: I64, code: int, group: int, index: int, row: int, value: int, l
 @helper(nothing(i32[::1], i64, i64))
 def fill_null(entries: I32, begin: int, end: int) -> None:
     """Make a range of entries null."""
-    if begin < 0:  # never so: it spares Python's indices from the end, and the loop becomes a memset
-        return
     for at in range(begin, end):
         entries[at] = 0
-
-
-@helper(nothing(i32[::1], i64, sealed(i32[::1]), i64, i64))
-def copy_range(target: I32, at: int, source: I32, begin: int, end: int) -> None:
-    """Copy source[begin:end] to target[at:]."""
-    if at < 0 or begin < 0:  # as in fill_null: a memcpy
-        return
-    for j in range(end - begin):
-        target[at + j] = source[begin + j]
 
 
 @helper(i64(i64[:, ::1], i32[::1], i64[::1], i64))
@@ -188,12 +177,16 @@ def write(
             if begin < end:
                 live = i64(state[line + COUNT])
                 touch(info, state, dirty, group, rows[i], line, live, live + (end - begin))
-                copy_range(entries, info[group, BASE] + rows[i] * width + live, ids, begin, end)
-                gone = i64(state[line + GONE])
-                while gone >= live and gone - live < end - begin and ids[begin + gone - live] == 0:
-                    gone += 1
-                state[line + GONE] = gone
-                state[line + COUNT] = live + (end - begin)
+                start = info[group, BASE] + rows[i] * width + live - begin
+                for j in range(begin, end):
+                    entries[start + j] = ids[j]
+                live += end - begin
+                state[line + COUNT] = live
+                if kind != FULL:
+                    gone, start = i64(state[line + GONE]), info[group, BASE] + rows[i] * width
+                    while gone < live and entries[start + gone] == 0:
+                        gone += 1
+                    state[line + GONE] = gone
     return OK
 
 
@@ -252,20 +245,19 @@ def piece_end(entries: I32, begin: int, end: int) -> int:
 
 
 @helper(i64(i32[::1], i32[::1], i64, i64))
-def differs(entries: I32, sent: I32, at: int, seen: int) -> int:
+def differs(entries: I32, sent: I32, at: int, seen: int) -> Any:
     """Say whether an entry is not what was sent: null from ``seen`` on, where `sent` need not be fetched from memory."""
     if at < seen:
         return entries[at] != sent[at]
     return entries[at] != 0
 
 
-@compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1], i64))
-def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32, exact: int) -> int:
-    """Write out what changed since the last commit as spans and values, and call it sent.
+@compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1]))
+def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32) -> Any:
+    """Write out what changed since the last commit as n spans and m values, call it sent, and return n << 32 | m.
 
-    A span is one run of changed entries, cut where a long stretch of nulls needs no values. Unless ``exact`` promises
-    enough room, the room is first compared with the most there can be; where it might not do, the walk only counts and
-    changes nothing. Returns n << 32 | m for n spans and m values, and its complement (~) when they were only counted.
+    A span is one run of changed entries, cut where a long stretch of nulls needs no values. Where there might not be room
+    for all, nothing is changed and the most room it can take is returned, as its complement (~).
     """
     total = info[info.shape[0] - 1, ROWS]
     room = i64(0)
@@ -273,49 +265,46 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
         for k in range(info[group, TOUCHED]):
             line = (group * total + dirty[group, k]) * STATE_FIELDS
             room += 1 + state[line + HIGH] - state[line + LOW]
-    send = exact != 0 or (room <= spans.shape[0] and room <= values.size)
+    if room > values.size:
+        return ~room
     n = m = i64(0)
     for group in range(info.shape[0] - 1):
         for k in range(info[group, TOUCHED]):
             row = i64(dirty[group, k])
-            line = (group * total + row) * STATE_FIELDS
-            live, start, before = i64(state[line + COUNT]), info[group, BASE] + row * info[group, WIDTH], n
+            line, start = (group * total + row) * STATE_FIELDS, info[group, BASE] + row * info[group, WIDTH]
+            live, before = i64(state[line + COUNT]), n
             at, high, seen = start + state[line + LOW], start + state[line + HIGH], start + state[line + SENT]
-            # the count alone may have changed: then one piece without entries
-            while at < high or (n == before and live != state[line + SENT]):
+            # Where the count alone changed: one piece without entries, at the end.
+            while at < high or (n == before and start + live != seen):
                 piece = at
                 while at < high and differs(entries, sent, at, seen):
+                    sent[at] = entries[at]
                     at += 1
                 if piece == at < high:
                     at += 1
                     continue
-                if send:
-                    copy_range(sent, piece, entries, piece, at)
                 while True:
-                    end = piece_end(entries, piece, at)
-                    offset = m if end > 0 else i64(-1)
-                    end = abs(end)
-                    if send:
-                        spans[n, 0] = group
-                        spans[n, 1] = row
-                        spans[n, 2] = piece - start
-                        spans[n, 3] = end - piece
-                        spans[n, 4] = offset
-                        spans[n, 5] = live
-                        if offset >= 0:
-                            copy_range(values, m, entries, piece, end)
+                    end, offset = piece_end(entries, piece, at), m
+                    if end < 0:
+                        end, offset = -end, i64(-1)
+                    spans[n, 0] = group
+                    spans[n, 1] = row
+                    spans[n, 2] = piece - start
+                    spans[n, 3] = end - piece
+                    spans[n, 4] = offset
+                    spans[n, 5] = live
                     n += 1
                     if offset >= 0:
-                        m += end - piece
+                        for j in range(piece, end):
+                            values[m] = entries[j]
+                            m += 1
                     piece = end
                     if piece == at:
                         break
-            if send:
-                state[line + SENT] = live
-                state[line + LISTED] = 0
-        if send:
-            info[group, TOUCHED] = 0
-    return (n << 32 | m) if send else ~(n << 32 | m)
+            state[line + SENT] = live
+            state[line + LISTED] = 0
+        info[group, TOUCHED] = 0
+    return n << 32 | m
 
 
 @compiled(i64(*STATE_TYPES, i64[::1], i64[::1], i64[::1], i64, i64[::1]))
@@ -330,7 +319,7 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
     total, n, length = info[groups, ROWS], rows.size, out.size // groups
     tokens = starts[n]
     if starts[0] != 0 or tokens > positions.size or tokens > length:
-        return refuse(info, BAD_QUERY, 0, n, -1, tokens, min(positions.size, length), starts[0])
+        return refuse(info, BAD_QUERY, 0, n, -1, tokens, length, starts[0])
     for i in range(n):
         if rows[i] < -1 or rows[i] >= total:
             return refuse(info, BAD_ROW, 0, i, rows[i], rows[i], total, 0)
@@ -363,7 +352,9 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
                     t += one
                     continue
                 shift = (block_id - i64(column)) * block + (i64(own) - i64(piece)) * i64(chunk)
-                end = min(stop, t + (piece + one) * chunk - u64(position))
+                end = t + (piece + one) * chunk - u64(position)
+                if end > stop:
+                    end = stop
                 while t < end and positions[t] == position:
                     out[line + t] = position + shift
                     position += 1

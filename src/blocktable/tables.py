@@ -217,12 +217,12 @@ class BlockTables(TableState):
     def _difference(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
         arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
-        sizes = k.difference(*arrays, self._spans, self._values, 0)
-        if sizes >= 0:
-            return self._spans[: sizes >> 32].copy(), self._values[: sizes & LOW32].copy()
-        spans, values = np.empty((~sizes >> 32, 6), np.int32), np.empty(~sizes & LOW32, np.int32)
-        k.difference(*arrays, spans, values, 1)
-        return spans, values
+        spans, values = self._spans, self._values
+        sizes = k.difference(*arrays, spans, values)
+        if sizes < 0:
+            spans, values = np.empty((~sizes, 6), np.int32), np.empty(~sizes, np.int32)
+            sizes = k.difference(*arrays, spans, values)
+        return spans[: sizes >> 32].copy(), values[: sizes & LOW32].copy()
 
     def snapshot(self) -> bytes:
         """Return the state of the last commit with its seq, for a replica to start from; cost: the live entries."""

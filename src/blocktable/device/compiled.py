@@ -20,9 +20,9 @@ from blocktable._kernels import (
     STATE_FIELDS,
     STATE_TYPES,
     WIDTH,
-    copy_range,
     fill_null,
 )
+from blocktable._runs import copy_range
 from blocktable.device.layout import CHUNK, KERNEL_BASE, KERNEL_BLOCK, Buffers
 
 _NO_LENGTHS = np.zeros(0, np.int64)
