@@ -58,6 +58,22 @@ class _Observer:
         self.watch = watch(groups, num_blocks=num_blocks, cp_rank=rank if ranks > 1 else 0, mode="count")
         self._logged: set[str] = set()
 
+    def without_given_up(self, g: int, table: Any, computed: Any) -> Any:
+        """Return a group's table without the blocks that its window has given up.
+
+        The scheduler frees those and hands them to others, but never tells the workers: their rows keep the ids, in front
+        of what a kernel reads.
+        """
+        group = self.watch.groups[g]
+        if group.kind not in ("window", "chunked"):
+            return table
+        window = group.window
+        dead = computed // window * window if group.kind == "chunked" else np.maximum(computed - window + 1, 0)
+        found = np.array(table.cpu() if hasattr(table, "cpu") else table)
+        blocks = dead // (group.geometry.block_size * group.geometry.cp_size)
+        found[: blocks.size][np.arange(found.shape[1]) < blocks[:, None]] = 0
+        return found
+
     def look(self, *arrays: Any, **named: Any) -> None:
         """Look at one step, and log the first finding of each law."""
         for finding in self.watch.step(*arrays, **named):
@@ -86,16 +102,18 @@ class _ObserverV1(_Observer):
         self._compute(num_reqs, query_start_loc, positions)
         parts, tokens = self._tables.block_tables, positions.shape[0]
         none = np.full(tokens, -1)  # such a group's slots are not used, and stock leaves them as they were
+        starts = query_start_loc[: num_reqs + 1]
+        computed = _computed(starts, positions)
         self.look(
-            [part.get_numpy_array() for part in parts],
+            [self.without_given_up(g, part.get_numpy_array(), computed) for g, part in enumerate(parts)],
             [part.num_blocks_per_row[:num_reqs] for part in parts],
-            query_start_loc=query_start_loc[: num_reqs + 1],
+            query_start_loc=starts,
             positions=positions,
             slots=[
                 none if state else part.slot_mapping.gpu[:tokens]
                 for part, state in zip(parts, self._state, strict=True)
             ],
-            copies=[part.block_table.gpu for part in parts],
+            copies=[self.without_given_up(g, part.block_table.gpu, computed) for g, part in enumerate(parts)],
         )
 
 
@@ -128,16 +146,24 @@ class _ObserverV2(_Observer):
         if gathered is idx_mapping and "out" not in named:
             requests = idx_mapping.cpu().numpy()
             counts = [np.where(requests >= 0, np.asarray(one)[requests], 0) for one in self._tables.num_blocks.np]
+            starts = query_start_loc[: requests.size + 1]
+            computed, tables = _computed(starts, positions), self._tables.input_block_tables
             self.look(
-                [table[:padded] for table in self._tables.input_block_tables],
+                [self.without_given_up(g, table[:padded], computed) for g, table in enumerate(tables)],
                 counts,
                 rows=np.where(requests >= 0, np.arange(requests.size), -1),
-                query_start_loc=query_start_loc[: requests.size + 1],
+                query_start_loc=starts,
                 positions=positions,
                 slots=list(slots),
                 requests=requests.tolist(),
             )
         return slots
+
+
+def _computed(starts: Any, positions: Any) -> Any:
+    """Return how many tokens each request of a step had before it: the position of its first token."""
+    begins, where = starts.cpu().numpy(), positions.cpu().numpy()
+    return np.where(begins[1:] > begins[:-1], where[np.minimum(begins[:-1], max(where.size - 1, 0))], 0)
 
 
 def _maps_nothing(part: Any) -> bool:
