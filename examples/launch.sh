@@ -1,9 +1,11 @@
 #!/bin/sh
-# A launch that a release refuses, a way out fed back, and an hour of traffic on the tables that result.
+# A launch that a release refuses, a way out fed back, an hour of traffic on the tables that result, and a few answers
+# of a real model through them.
 #
 #     examples/launch.sh [path of the blocktable command]
 set -eu
 blocktable=${1:-blocktable}
+here=$(dirname "$0")
 
 # Print a command, run it, and hold it to the exit code that this page promises.
 expect() {
@@ -42,4 +44,13 @@ launch='--backend FLASHINFER_MLA --max-model-len 9416'
     echo
     echo "Its first minutes again, with every law verified at every step:"
     expect 0 simulate $launch --block-size 32 --limit 400 --check
+
+    echo
+    echo "A real model behind rows as wide as that server's; it stops where the server stops:"
+    expect 1 run --engine-width vllm==0.19.1 $launch --block-size 32 --prompts "$here/prompts.jsonl"
+
+    echo
+    echo "And behind rows as wide as the kernel needs, with one system prompt that all answers share:"
+    expect 0 run $launch --block-size 32 --prompts "$here/prompts.jsonl" \
+        --system "You are a terse assistant who answers in one short sentence, never more than twenty words, and who never makes anything up, whatever the question may be."
 }
