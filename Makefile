@@ -26,7 +26,8 @@ run: venv
 HERE := --ignore=tests/conformance --ignore=tests/gpu
 PLAIN := NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long" tests/unit tests/property
 SLOW := --ignore=tests/property/test_simulate_reference.py --ignore=tests/property/test_cache_model.py \
-	--ignore=tests/unit/test_simulate.py --ignore=tests/unit/test_simulate_command.py
+	--ignore=tests/unit/test_simulate.py --ignore=tests/unit/test_simulate_command.py \
+	--ignore=tests/unit/test_study.py --ignore=tests/unit/test_report.py --ignore=tests/unit/test_docs.py
 test: venv
 	$(BIN)/pytest -q -m "not long" $(HERE)
 	$(PLAIN) $(SLOW)
@@ -61,7 +62,10 @@ bench-step bench-prefix: bench-%: peers
 	tools/peers.sh $(PEERS) sglang
 	$(PEER) bench/$*.py
 
-bench: bench-start bench-tables bench-step bench-prefix bench-device
+# All of them, and bench/RESULTS.md from what they measured.
+bench: peers
+	tools/peers.sh $(PEERS) sglang
+	$(PEER) -m blocktable.cli bench
 
 # Minutes: more examples, longer runs, whole traces.
 long: venv peers
@@ -75,9 +79,10 @@ wheel: venv
 clean:
 	rm -rf $(VENV) $(PEERS) dist
 
-# The reference page of backends, written from the catalogue.
+# The reference page of backends, written from the catalogue; then the site, in which every link and anchor is followed.
 docs: venv
 	$(BIN)/python tools/backends_page.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # On a machine with CUDA; no environment is made.
 gpu:

@@ -174,10 +174,10 @@ def facts(simulation: Simulation, *, finding: str = "", interrupted: bool = Fals
 
 
 def ratios(record: Record) -> Record:
-    """Return what only a comparison needs: the pool in tokens, shares of hits and waste, the peak as a share."""
+    """Return what only a comparison needs: the pool in tokens as asked for, shares of hits and waste, the peak as a share."""
     held = record["mean_blocks"] * record["block_size"]
     return {
-        "pool_tokens": record["usable_blocks"] * record["block_size"],
+        "pool_tokens": record.get("pool_tokens") or record["usable_blocks"] * record["block_size"],
         "hit_rate": record["prefix_hit_tokens"] / max(record["prefix_query_tokens"], 1),
         "waste": record["mean_wasted_tokens"] / max(held, 1),
         "peak": record["peak_blocks"] / record["usable_blocks"],
