@@ -39,6 +39,7 @@ from blocktable._cache_layout import (
     REF,
     RETIRED,
     ROOT,
+    SAVE,
     SEAT_BASE,
     SERVED,
     SHORT_OF_BLOCKS,
@@ -74,6 +75,39 @@ from blocktable._prefix_kernels import backed, child, go_on_from, same
 from blocktable._row_kernels import TEXT, columns, dead, serve
 
 LOOKUP, MATCH, ADMIT = range(3)
+RUN = 32  # units compared at once, where their tokens lie one after another
+
+
+@helper(i64(i64[::1], i64[::1], i32[::1], i64, *TEXT, i64, i64[::1]))
+def follow(meta: I64, nodes: I64, store: I32, root: int, words: I32, at: int, stride: int, most: int, path: I64) -> int:
+    """Go from a root to latest children as long as they continue the prompt and have every block; return the units.
+
+    The nodes of a prompt registered in one go lie in a row, and so do their tokens: a run of them is one comparison.
+    """
+    parts = meta[PARTS]
+    width, count = NODE_FIELDS + parts, meta[UNIT] * meta[WORDS]
+    units: int = i64(0)
+    node = root
+    while units < most:
+        head = nodes[node * width + LATEST]
+        if head == 0:
+            break
+        run, limit = i64(1), min(most - units, i64(RUN))
+        while run < limit and nodes[(head + run - 1) * width + LATEST] == head + run:
+            run += 1
+        while run and not same(words, at, stride, store, head * count, run * count):
+            run //= 2
+        if run == 0:
+            break
+        meta[COMPARED] += run * meta[UNIT]
+        at += run * count * stride
+        for node in range(head, head + run):
+            for part in range(parts):
+                if nodes[node * width + NODE_FIELDS + part] == 0:
+                    return units
+            path[units] = node
+            units += 1
+    return units
 
 
 @helper(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
@@ -101,15 +135,12 @@ def walk(
     spare = path.size - groups
     for group in range(groups):
         path[spare + group] = 0
-    best: int = i64(0)
-    node = root
-    for index in range(min((count - 1) // meta[UNIT], spare)):
-        latest = nodes[node * width + LATEST]
-        if latest and same(words, at, stride, store, latest * words_of, words_of):
-            node = latest
-            meta[COMPARED] += meta[UNIT]
-        else:
-            node = child(meta, nodes, buckets, store, node, words, at, stride)
+    most = min((count - 1) // meta[UNIT], spare)
+    best = follow(meta, nodes, store, root, words, at, stride, most, path)
+    node: int = path[best - 1] if best else root
+    at += best * step
+    for index in range(best, most):
+        node = child(meta, nodes, buckets, store, node, words, at, stride)
         if node == 0:
             break
         path[index] = node
@@ -142,10 +173,12 @@ def idle_in(info: I64, meta: I64, blocks: I32, nodes: I64, units: int, path: I64
         dense = info[group, DENSE]
         if dense == 0:
             continue
-        for column in range(dead(info, group, units * meta[UNIT]), units * dense):
-            node = path[column // dense]
-            seat = node * width + NODE_FIELDS + info[group, SEAT_BASE] + column % dense
-            idle += at_rest(meta, blocks, nodes[seat])
+        column = dead(info, group, units * meta[UNIT])
+        for index in range(column // dense, units):
+            seat = path[index] * width + NODE_FIELDS + info[group, SEAT_BASE] - index * dense
+            while column < (index + 1) * dense:
+                idle += at_rest(meta, blocks, nodes[seat + column])
+                column += 1
     return idle
 
 
@@ -205,9 +238,7 @@ def take_prefix(
     lines[line + DONE] = tokens
 
 
-@compiled(
-    i64(i64[:, ::1], i32[::1], i64[::1], i64[::1], *[i64[::1]] * 2, sealed(i32[::1]), *[i64] * 2, *[i64[::1]] * 2)
-)
+@helper(i64(i64[:, ::1], i32[::1], i64[::1], i64[::1], *[i64[::1]] * 2, sealed(i32[::1]), *[i64] * 2, *[i64[::1]] * 2))
 def check_prompts(
     info: I64,
     state: I32,
@@ -269,7 +300,7 @@ def check_prompts(
         sealed(i32[::1]),
         *[i64] * 2,
         *[i64[::1]] * 3,
-        *[i64] * 2,
+        *[i64] * 3,
         *[i64[::1]] * 2,
         i64[:, ::1],
     )
@@ -296,6 +327,7 @@ def admit(
     roots: I64,
     headroom: int,
     first: int,
+    saved: int,
     path: I64,
     cached: I64,
     out: I64,
@@ -303,13 +335,21 @@ def admit(
     """Look prompts up, or open rows on the prefixes found (MATCH), and compute up to limits[i] tokens behind (ADMIT).
 
     Row after row, from row ``first`` on; where a row does not fit, or slots for nodes are short, the rows before it are
-    done, meta[SERVED] of them with meta[TOKENS] slots written, and the caller goes on or puts everything back.
+    done, meta[SERVED] of them with meta[TOKENS] slots written, and the caller goes on or puts everything back. Unless all
+    is ``saved``, a call that may come to that ends with SAVE before it changes anything.
     """
     per, unit = meta[WORDS], meta[UNIT]
     width = NODE_FIELDS + meta[PARTS]
+    risky = False
     if first == 0:
+        code = check_prompts(info, state, meta, lines, rows, indptr, words, stride, mode, limits, finals)
+        if code != OK:
+            return code
+        if mode == ADMIT and indptr.size > 2 and not saved:
+            risky = meta[NEEDED] + headroom > meta[FREE] + meta[CACHED]
+            for i in range(finals.size):
+                risky |= finals[i] > min(indptr[i + 1] - indptr[i], limits[i])  # may be more than the row will hold
         meta[TOKENS] = 0
-        meta[AVAILABLE] = meta[FREE] + meta[CACHED]
         meta[NEEDED] = 0
     for i in range(first, indptr.size - 1):
         hashed, compared = meta[HASHED], meta[COMPARED]
@@ -336,17 +376,19 @@ def admit(
             need = i64(0)
             for group in range(info.shape[0] - 1):
                 need += columns(info, group, target) - columns(info, group, hit)
-            idle = idle_in(info, meta, blocks, nodes, units, path)
-            meta[NEEDED] += need
-            meta[AVAILABLE] -= idle
+            idle = i64(0)
+            if need + headroom > meta[FREE]:
+                idle = idle_in(info, meta, blocks, nodes, units, path)
             if need + headroom > meta[FREE] + meta[CACHED] - idle:
+                meta[AVAILABLE] = meta[NEEDED] + meta[FREE] + meta[CACHED] - idle
+                meta[NEEDED] += need
                 meta[HASHED], meta[COMPARED] = hashed, compared
                 return SHORT_OF_BLOCKS
-            if meta[SLOTS] + (target - hit) // unit + 3 > nodes.size // width:
-                meta[NEEDED] -= need
-                meta[AVAILABLE] += idle
+            short = meta[SLOTS] + (target - hit) // unit + 3 > nodes.size // width
+            if short or risky:
                 meta[HASHED], meta[COMPARED] = hashed, compared
-                return GROW
+                return GROW if short else SAVE
+            meta[NEEDED] += need
         meta[QUERY_TOKENS] += count
         meta[HIT_TOKENS] += hit
         open_row(meta, nodes, lines, row, root)

@@ -125,4 +125,5 @@ INDEX = (*LISTS, i64[::1], i32[::1], i32[::1])  # and nodes, buckets, store
     TOO_SHORT,
     BAD_TOKENS,
     BAD_LIMIT,
-) = range(101, 115)
+    SAVE,  # not refused: the call may be, with some of its rows done, so what it changes is to be kept
+) = range(101, 116)

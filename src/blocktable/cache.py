@@ -209,11 +209,10 @@ class KVCache(Uncopied, Sanitizable):
             raise busy(verb)
         try:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
-            words = self._words(tokens)
-            roots = self._salted(verb, salts, starts.size - 1, create=mode != a.LOOKUP)
-            words = self._checked(verb, wanted, starts, words, tokens, mode, _NONE, _NONE)
-            cached = np.empty(starts.size - 1, np.int64)
-            self._admit(wanted, starts, words, mode, _NONE, _NONE, roots, 0, cached, _NO_SLOTS)
+            n = max(starts.size - 1, 0)
+            roots = self._salted(verb, salts, n, create=mode != a.LOOKUP)
+            cached = np.empty(n, np.int64)
+            self._admit(verb, wanted, starts, tokens, mode, _NONE, _NONE, roots, 0, cached, _NO_SLOTS)
             return cached
         finally:
             self._busy.release()
@@ -242,53 +241,29 @@ class KVCache(Uncopied, Sanitizable):
             raise busy("admit")
         try:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
-            n = starts.size - 1
-            words = self._words(tokens)
+            n = max(starts.size - 1, 0)
             finals = _NONE if final is None else _per_row("admit", final, "final", n)
-            limits = self._unlimited
-            if limit is not None:
-                limits = _per_row("admit", limit, "limit", n)
+            limits = self._unlimited if limit is None else _per_row("admit", limit, "limit", n)
             if headroom:
                 _integer(headroom, "headroom", 0)
             roots = _NONE if salts is None else self._salted("admit", salts, n, create=True)
-            words = self._checked("admit", wanted, starts, words, tokens, a.ADMIT, limits, finals)
-            meta = self._meta
-            saved = None
-            tight = meta[c.NEEDED] + headroom > meta[c.FREE] + meta[c.CACHED]
-            late = finals.size and (finals > np.minimum(np.diff(starts), limits[:n])).any()  # past what a row may hold
-            if n > 1 and (tight or late):
-                saved = self._core, [array.copy() for array in self._core]
-            room = int(starts[-1]) if limit is None else int(np.minimum(np.diff(starts), limits).sum())
+            room = int(starts[-1]) if n else 0
+            if limit is not None:
+                room = int(np.minimum(np.diff(starts), limits).sum())
+            room = max(0, min(room, self._plan.largest * n))  # prompts of more are refused
             cached, slots = np.empty(n, np.int64), np.empty((len(self.groups), room), np.int64)
-            code = self._admit(wanted, starts, words, a.ADMIT, limits, finals, roots, headroom, cached, slots)
-            if code != k.OK:
-                error = self._refused(code, "admit", wanted, headroom)
-                if saved:
-                    self._restore(*saved)
-                raise error
-            written = meta[c.TOKENS]
+            self._admit("admit", wanted, starts, tokens, a.ADMIT, limits, finals, roots, headroom, cached, slots)
+            written = self._meta[c.TOKENS]
             return cached, slots if written == room else slots[:, :written].copy()
         finally:
             self._busy.release()
 
-    def _checked(
-        self, verb: str, rows: Any, starts: Any, words: c.Words, tokens: Any, mode: int, limits: Any, finals: Any
-    ) -> c.Words:
-        """Refuse prompts that no state of the cache could take; return their words, in the width of the store."""
-        info, state = self._core[:2]
-        code = a.check_prompts(info, state, self._meta, self._lines, rows, starts, *words, mode, limits, finals)
-        if code == c.WIDEN:
-            self._widen(verb, tokens)
-            return self._checked(verb, rows, starts, self._words(tokens), tokens, mode, limits, finals)
-        if code != k.OK:
-            raise refusal(code, verb, info, self._plan)
-        return words
-
     def _admit(
         self,
+        verb: str,
         rows: Any,
         starts: Any,
-        words: c.Words,
+        tokens: Any,
         mode: int,
         limits: Any,
         finals: Any,
@@ -296,10 +271,10 @@ class KVCache(Uncopied, Sanitizable):
         headroom: int,
         cached: Any,
         slots: Any,
-    ) -> int:
-        first = 0
+    ) -> None:
+        words, first, saved = self._words(tokens), 0, None
         while True:
-            code: int = a.admit(
+            code = a.admit(
                 *self._core,
                 rows,
                 starts,
@@ -310,14 +285,26 @@ class KVCache(Uncopied, Sanitizable):
                 roots,
                 headroom,
                 first,
+                saved is not None,
                 self._path,
                 cached,
                 slots,
             )
-            if code != c.GROW:
-                return code
-            first = int(self._meta[c.SERVED])
-            self._grow(int((starts[first + 1] - starts[first]) // self._plan.unit) + 4)
+            if code == k.OK:
+                return
+            if code == c.GROW:
+                first = int(self._meta[c.SERVED])
+                self._grow(int((starts[first + 1] - starts[first]) // self._plan.unit) + 4)
+            elif code == c.WIDEN:
+                self._widen(verb, tokens)
+                words = self._words(tokens)
+            elif code == c.SAVE:
+                saved = self._core, [array.copy() for array in self._core]
+            else:
+                error = self._refused(code, verb, rows, headroom)
+                if saved:
+                    self._restore(*saved)
+                raise error
 
     def extend(
         self,
