@@ -2,5 +2,6 @@
 
 from blocktable.recording.record import Recorder, record
 from blocktable.recording.replay import Call, Change, Replayed, calls, history, play, replay
+from blocktable.recording.shrink import Shrunk, shrink
 
-__all__ = ["Call", "Change", "Recorder", "Replayed", "calls", "history", "play", "record", "replay"]
+__all__ = ["Call", "Change", "Recorder", "Replayed", "Shrunk", "calls", "history", "play", "record", "replay", "shrink"]

@@ -162,17 +162,12 @@ class Recorder:
 
 def permuted(tokens: Ints, key: Any) -> Ints:
     """Return tokens under a keyed permutation of 0 .. 2**31 - 1, and of what lies above; -1 stays."""
-    found = tokens.copy()
-    narrow = (tokens >= 0) & (tokens < 2**31)
-    part = tokens[narrow]
+    low = tokens % 2**31  # of a larger one the upper part stays
+    found = low.copy()
     for odd, shift in zip(key.tolist(), (15, 13, 16, 14), strict=True):
-        part = part * odd % 2**31
-        part ^= part >> shift
-    found[narrow] = part
-    wide = tokens >= 2**31
-    low = found[wide] % 2**31  # the upper part stays, the lower one is permuted
-    found[wide] += permuted(low, key) - low
-    return found
+        found = found * odd % 2**31
+        found ^= found >> shift
+    return np.where(tokens < 0, -1, tokens - low + found)
 
 
 def describe(one: Any) -> dict[str, Any]:
@@ -198,8 +193,12 @@ def checksum_of(delta: Delta) -> int:
     parts = (delta.spans, delta.values, delta.copies)
     found = delta.seq & 0xFFFFFFFF
     for part in parts:
-        found = zlib.crc32(memoryview(np.ascontiguousarray(part)), found)
+        found = zlib.crc32(_flat(part), found)
     return found
+
+
+def _flat(array: Any) -> Any:
+    return np.ascontiguousarray(array)
 
 
 def outcome_of(result: Any) -> Any:
@@ -209,7 +208,7 @@ def outcome_of(result: Any) -> Any:
     if isinstance(result, tuple):
         return [outcome_of(part) for part in result]
     if isinstance(result, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(result)) if result.ndim == 2 else pack(result)
+        return zlib.crc32(_flat(result)) if result.ndim > 1 else pack(result)
     return int(result)
 
 

@@ -249,8 +249,11 @@ class _Reader:
 
     def read(self) -> tuple[list[dict[str, Any]], list[Call], str]:
         """Return objects, calls and the digest at the end."""
+        caches = set()
         for verb, *rest in self._records:
-            if verb not in ("begin", "object", "end", "commit") and isinstance(rest[-2], list) and len(rest[-2]) == 2:
+            if verb == "object" and "prefix_cache" in rest[1]:
+                caches.add(rest[0])
+            elif verb not in ("begin", "object", "end", "commit") and rest[0] in caches and rest[-2] is not None:
                 for row, symbol in zip(*map(unpack, rest[-2]), strict=True):
                     self._row(rest[0], int(row)).coming.append(int(symbol))
         found: list[Call] = []

@@ -1,0 +1,268 @@
+"""The flight recorder: a run again to the same digest, cut off anywhere, as a ring, and shrunk to a test."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blocktable
+from blocktable import ArgumentError, BlockTables, Group, KVCache, plan, recording
+from blocktable.cli import run
+from blocktable.recording.format import pack, read, unpack
+from blocktable.recording.record import permuted
+from blocktable.testing import CacheWorkload, TablesWorkload
+
+GROUPS = {
+    "full": [plan(max_model_len=48, block_size=4)],
+    "windows": [
+        Group(plan(max_model_len=48, block_size=4)),
+        Group(plan(max_model_len=48, block_size=2), kind="window", window=7),
+    ],
+    "states": [
+        Group(plan(max_model_len=48, block_size=4)),
+        Group(plan(max_model_len=48, block_size=4, extra_blocks=2), kind="state", state_blocks=2),
+    ],
+}
+
+
+def recorded(path, groups, seed=0, steps=60, **how):
+    with recording.record(path, **how) as recorder:
+        cache = KVCache(groups, num_blocks=60, max_rows=6)
+        work = CacheWorkload(cache, seed)
+        for _ in range(steps):
+            work.step()
+    return recorder, cache
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_again_returns_the_same(tmp_path, name, seed):
+    recorder, cache = recorded(tmp_path / "run", GROUPS[name], seed)
+    found = recording.replay(tmp_path / "run", until_finding=True)
+    assert (found.finding, found.differs) == (None, "")
+    assert found.complete
+    assert found.digest == recorder.digest
+    assert found.steps == 60
+    if name == "full":
+        assert cache.stats()["hit_tokens"], "prefixes were shared"
+    assert found.objects[0].stats()["evictions"] == cache.stats()["evictions"]
+
+
+def test_tables_too(tmp_path):
+    with recording.record(tmp_path / "run") as recorder:
+        tables = BlockTables(GROUPS["windows"], max_rows=4, num_blocks=99)
+        work = TablesWorkload(tables, 3)
+        for _ in range(40):
+            work.step()
+        with pytest.raises(ArgumentError):
+            tables.append([0], [0, 1], [99])
+        tables.clear(range(4))
+        tables.resize(GROUPS["full"])
+        tables.commit()
+    found = recording.replay(tmp_path / "run", until_finding=True)
+    assert found.digest == recorder.digest
+    assert found.finding is None
+    assert found.objects[0].groups[0].geometry.width == 12
+
+
+def test_several_objects_and_one_made_before(tmp_path):
+    before = KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+    with recording.record(tmp_path / "run", before) as recorder:
+        other = KVCache(GROUPS["full"], num_blocks=40, max_rows=2, sanitize=True)
+        for cache in (before, other):
+            cache.admit([0], [0, 3], [1, 2, 3])
+            cache.commit()
+    found = recording.replay(tmp_path / "run")
+    assert found.digest == recorder.digest
+    assert len(found.objects) == 2
+    with pytest.raises(ArgumentError, match="cannot be recorded"):
+        recording.record(tmp_path / "other", other)
+
+
+def test_the_file_says_nothing_of_the_text(tmp_path):
+    for kept in (False, True):
+        with recording.record(tmp_path / "run", tokens=kept):
+            cache = KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+            cache.admit([0], [0, 12], np.array([123456789] * 12), salts=[b"a secret tenant"])
+        data = (tmp_path / "run").read_bytes()
+        assert b"secret" not in data
+        assert np.array([123456789], "<i4").tobytes() not in data
+        assert recording.replay(tmp_path / "run").differs == ""
+
+
+def test_the_permutation_is_one():
+    key = np.array([5, 77, 1234567, 2**30 + 1]) | 1
+    some = np.array([-1, 0, 1, 2, 50_000, 2**31 - 1, 2**31, 2**40, 2**40 + 1])
+    found = permuted(some, key)
+    assert np.unique(found).size == some.size
+    assert found[0] == -1
+    assert ((found < 2**31) == (some < 2**31)).all()
+    assert np.unique(permuted(np.arange(1 << 16), key)).size == 1 << 16
+
+
+def test_cut_off_anywhere_it_reads_up_to_the_last_whole_record(tmp_path):
+    path = tmp_path / "run"
+    recorded(path, GROUPS["full"], steps=8)
+    data = path.read_bytes()
+    whole = list(read(path))
+    for end in range(4, len(data), 7):
+        path.write_bytes(data[:end])
+        part = list(read(path))
+        assert part == whole[: len(part)]
+        assert len(part) >= len(whole) * end // len(data) // 3
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 4
+    path.write_bytes(flipped)
+    part = list(read(path))
+    assert part == whole[: len(part)]
+    assert len(part) < len(whole)
+    assert recording.replay(path).complete is False
+
+
+def test_a_killed_process_leaves_what_it_did(tmp_path):
+    program = f"""
+import os, signal
+from blocktable import KVCache, plan, recording
+recording.record({str(tmp_path / "run")!r})
+cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4)
+cache.admit([0], [0, 6], [5, 6, 7, 8, 9, 10])
+cache.commit()
+cache.extend([0], [0, 1], [11])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    assert done.returncode == -signal.SIGKILL
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, found.steps, found.complete) == (3, 1, False)
+    assert found.objects[0].lengths[0] == 7
+
+
+def test_a_ring_keeps_its_size_and_the_last_steps(tmp_path):
+    path = tmp_path / "run"
+    _, cache = recorded(path, GROUPS["full"], steps=300, ring=16384)
+    assert path.stat().st_size + Path(f"{path}.old").stat().st_size <= 16384 + 4096
+    row = int(np.argmax(cache.tables.tables[0].num_blocks))
+    last = recording.history(path, row)[-1]
+    assert list(last.blocks) == cache.tables.tables[0].array[row, : len(last.blocks)].tolist()
+    assert len(last.blocks) == cache.tables.tables[0].num_blocks[row]
+    with pytest.raises(ArgumentError, match="ring"):
+        recording.replay(path)
+    with pytest.raises(ArgumentError, match="ring"):
+        recording.record(path, ring=100)
+
+
+def test_the_history_of_a_row(tmp_path):
+    with recording.record(tmp_path / "run"):
+        tables = BlockTables(GROUPS["full"], max_rows=2)
+        tables.append([1], [0, 2], [7, 9])
+        tables.commit()
+        tables.commit()
+        tables.move([1], [0])
+        tables.append([1], [0, 1], [3])
+        tables.commit()
+    found = recording.history(tmp_path / "run", 1)
+    assert [(one.step, one.blocks) for one in found] == [(1, (7, 9)), (3, (3,))]
+    assert found[1].verbs == ("move", "append", "commit")
+
+
+def test_up_to_a_step_and_not_past_the_end(tmp_path):
+    recorded(tmp_path / "run", GROUPS["full"])
+    found = recording.replay(tmp_path / "run", to=17)
+    assert found.steps == 17
+    assert found.objects[0].tables.seq == 17
+    with pytest.raises(ArgumentError, match="ends at step 60"):
+        recording.replay(tmp_path / "run", to=61)
+
+
+@pytest.mark.parametrize(
+    "values", [[], [3], [5, 6, 7, 8], [4, 4, 4], [-1, 127], [300, -300], [2**40, 0], [2**31 - 1, -(2**31)], [1, 3, 5]]
+)
+def test_arrays_are_packed_small_and_come_back(values):
+    packed = pack(np.array(values, np.int64))
+    assert unpack(packed).tolist() == values
+    assert len(packed) <= 1 + 8 * len(values)
+
+
+def leaves_the_source(self, src, dst):
+    BlockTables.copy(self, src, dst)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """A recording of tables whose move leaves the source, made while nobody looked."""
+    monkeypatch.setattr(BlockTables, "move", leaves_the_source)
+    with recording.record(tmp_path / "run"):
+        tables = BlockTables(GROUPS["full"], max_rows=4, num_blocks=99)
+        for row in range(4):
+            tables.append([row], [0, 2], [2 * row + 1, 2 * row + 2])
+            tables.commit()
+        tables.truncate([0, 1], [1, 1])
+        tables.move([3], [2])
+        tables.clear([0])
+        tables.commit()
+    return tmp_path / "run"
+
+
+def test_it_stops_at_the_call_that_broke_a_law(failing):
+    found = recording.replay(failing, until_finding=True)
+    assert found.finding.law == "L5"
+    assert (found.calls, found.finding.row) == (10, 3)
+    assert "move at step 4" in str(found.finding)
+
+
+def test_it_is_shrunk_to_a_test_that_fails_until_the_fault_is_mended(failing, monkeypatch):
+    shrunk = recording.shrink(failing)
+    assert [call.verb for call in shrunk.calls] == ["append", "move"]
+    names: dict = {}
+    exec(shrunk.test, names)  # noqa: S102 - what a user would paste
+    with pytest.raises(blocktable.LawBroken):
+        names["test_it_keeps_the_laws"]()
+    monkeypatch.undo()
+    names["test_it_keeps_the_laws"]()
+    with pytest.raises(ArgumentError, match="does not fail"):
+        recording.shrink(failing)
+
+
+def test_the_commands(failing, capsys, tmp_path):
+    assert run(["replay", str(failing)]) == 0
+    assert "replayed 12 calls, 5 steps" in capsys.readouterr().out
+    assert run(["replay", str(failing), "--until-finding", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["finding"]["law"], found["finding"]["row"], found["complete"]) == ("L5", 3, True)
+    assert run(["replay", str(failing), "--to", "99"]) == 2
+    assert run(["replay", str(tmp_path / "none")]) == 2
+    assert run(["shrink", str(failing), "--out", str(tmp_path / "test_it.py")]) == 0
+    assert "2 of 12 calls are left" in capsys.readouterr().err
+    assert "sanitize=True" in (tmp_path / "test_it.py").read_text()
+    packed = tmp_path / "run.gz"
+    packed.write_bytes(gzip.compress(failing.read_bytes()))
+    assert run(["replay", str(packed)]) == 0
+    packed.write_bytes(gzip.compress(failing.read_bytes())[:-20])
+    assert run(["replay", str(packed)]) == 2
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ["extend", 0],
+        ["extend", 7, b"", b"", None, None, None, 0, 0, None, None],
+        ["free", 0, b"\x09", None, None, None],
+        ["append", 0, [0, 10**12], None],
+        ["nothing", 0, None, None],
+        ["object", 0, {"groups": [], "max_rows": 1, "num_blocks": 5}],
+        ["object", 0, {"groups": [["full", 0, 1] + [0] * 11], "max_rows": 1, "num_blocks": 5}],
+        ["commit", "x", None],
+    ],
+)
+def test_records_that_no_recorder_writes_are_refused(tmp_path, record):
+    with recording.record(tmp_path / "run") as recorder:
+        KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+        recorder._write(record)
+    with pytest.raises(ArgumentError):
+        recording.replay(tmp_path / "run")
