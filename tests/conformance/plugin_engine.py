@@ -68,7 +68,9 @@ def make_model(name):
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**grouped)),
         "deepseek": lambda: hf.DeepseekV2ForCausalLM(hf.DeepseekV2Config(**latent)),
         "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**grouped, sliding_window=64)),
-        "gemma": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**grouped, head_dim=64, sliding_window=64)),
+        "hybrid": lambda: hf.MistralForCausalLM(
+            hf.MistralConfig(**grouped, sliding_window=64, layer_types=["sliding_attention", "full_attention"])
+        ),
     }[name]
     torch.manual_seed(0)
     made().to(torch.bfloat16).save_pretrained(folder)
@@ -153,8 +155,9 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     from vllm import LLM, SamplingParams
 
-    from blocktable.integrations import _patches, vllm
+    from blocktable.integrations import _patches, vllm, vllm_observe
 
+    vllm_observe._watched.clear()
     if not processes:  # the entry point was called once, with another mode
         vllm._registered = False
         vllm.register()

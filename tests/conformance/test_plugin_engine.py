@@ -17,7 +17,7 @@ STOCK = ["vllm.v1.worker.block_table.MultiGroupBlockTable"]
 LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "enable_prefix_caching": True}
 DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 74, "again": False}
 MISTRAL = {"model": "mistral", "block_size": 32, "num_gpu_blocks_override": 52}
-GEMMA = {"model": "gemma", "block_size": 32, "num_gpu_blocks_override": 104}
+HYBRID = {"model": "hybrid", "block_size": 32, "num_gpu_blocks_override": 104}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_token_ids_are_the_same_under_preemption_and_a_wrong_slot_changes_them(e
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [MISTRAL, GEMMA], ids=["window", "window-and-full"])
+@pytest.mark.parametrize("model", [MISTRAL, HYBRID], ids=["window", "window-and-full"])
 def test_sliding_windows(engine, model):
     (stock, ours), _ = engine({"mode": "off", **model}, {"mode": "tables,observe", **model})
     same(stock, ours)
