@@ -184,3 +184,45 @@ def test_the_memory_bounds_requests_at_once_where_a_state_is_kept(
     blocks = answer["memory"]["num_blocks"]
     assert answer["ways_out"][0] == f"--max-num-seqs {blocks}"
     assert check(f"{line} {blocks}", capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (
+            "--max-num-batched-tokens 128 --max-num-seqs 256",
+            "max_num_batched_tokens (128) must be greater than or equal to",
+        ),
+        ("--max-num-batched-tokens 256 --max-num-seqs 256", None),
+        ("--max-num-batched-tokens 4096 --no-enable-chunked-prefill", "max_num_batched_tokens (4096) is smaller than"),
+        ("--max-num-batched-tokens 4096", None),
+        ("--max-num-batched-tokens 9416 --no-enable-chunked-prefill", None),
+    ],
+)
+def test_a_step_has_tokens_enough(more: str, error: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--engine vllm==0.32.0 -- vllm serve M --attention-backend TRITON_MLA --max-model-len 9416 --block-size 64"
+    code, answer = check(f"{line} {more}", capsys)
+    assert code == (0 if error is None else 1)
+    if error:
+        assert error in answer["error"]
+        (way,) = (way for way in answer["ways_out"] if way.startswith("--max-num-batched-tokens"))
+        assert check(f"{line} {more} {way}", capsys)[0] == 0
+
+
+def test_a_step_fills_a_block_of_states_up_to_0_26(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | known))
+    line = f"--gpu h100 -- vllm serve {tmp_path} --max-model-len 9416 --max-num-batched-tokens 512"
+    code, answer = check(f"--engine vllm==0.26.0 {line}", capsys)
+    assert (code, answer["block_size"]) == (1, 544)
+    assert "block_size (544) must be <= max_num_batched_tokens (512)" in answer["error"]
+    assert check(f"--engine vllm==0.27.0 {line}", capsys)[0] == 0
+    assert check(f"--engine vllm==0.25.1 {line}", capsys)[0] == 0  # states are not cached unless that is asked for
+    assert check(f"--engine vllm==0.25.1 {line} --enable-prefix-caching", capsys)[0] == 1

@@ -167,6 +167,7 @@ def command(
                 pipeline_parallel=line.pipeline_parallel,
                 async_scheduling=line.async_scheduling,
                 prefix_caching=line.prefix_caching,
+                chunked_prefill=line.chunked_prefill,
                 one_group=line.one_group,
                 draft=drafted,
                 connector=_connector(line),

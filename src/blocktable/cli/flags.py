@@ -46,7 +46,12 @@ _FLAGS: Final[Mapping[str, str]] = {
 # Switches that matter, each with its opposite.
 _SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
     f"--{no}{name}": (name.replace("-", "_"), not no)
-    for name in ("enable-prefix-caching", "async-scheduling", "disable-hybrid-kv-cache-manager")
+    for name in (
+        "enable-prefix-caching",
+        "enable-chunked-prefill",
+        "async-scheduling",
+        "disable-hybrid-kv-cache-manager",
+    )
     for no in ("", "no-")
 }
 # vLLM looks for this one before it completes shortened flags.

@@ -79,6 +79,7 @@ def read_launch(words: Sequence[str]) -> Launch:
         pipeline_parallel=_size(flags, "pipeline_parallel_size", 1),
         async_scheduling=_switch(flags, "async_scheduling"),
         prefix_caching=_switch(flags, "enable_prefix_caching"),
+        chunked_prefill=_switch(flags, "enable_chunked_prefill"),
         one_group=bool(_switch(flags, "disable_hybrid_kv_cache_manager")),
         draft_method=_method(speculative),
         draft_model=_field(speculative, "model", str),

@@ -42,6 +42,7 @@ class Launch:
     pipeline_parallel: int = 1
     async_scheduling: bool | None = None
     prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
     one_group: bool = False
     draft_method: str = ""
     draft_model: str | None = None

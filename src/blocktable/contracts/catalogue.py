@@ -91,6 +91,7 @@ class _Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserves_null: bool = False
     fits_state: bool = False
     fits_chunks: bool = False
+    fills_states: bool = False
     counts_drafts: bool = False
     requires: dict[str, str] = {}
     evidence: Evidence = "read"
@@ -297,6 +298,7 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
             reserves_null=written[version].reserves_null,
             fits_state=written[version].fits_state,
             fits_chunks=written[version].fits_chunks,
+            fills_states=written[version].fills_states,
             counts_drafts=written[version].counts_drafts,
             requires=written[version].requires,
             backends=_existing(exists, version),

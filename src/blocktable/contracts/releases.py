@@ -34,7 +34,7 @@ class Release:
     window holds the tokens of every step that is under way, not of one. ``reserves_null``: the null block is set aside
     before asking whether the longest request fits. ``fits_state``: the block of a model with a recurrent state is the least
     one whose page holds that state; ``fits_chunks``: where its kernel goes by chunks, a multiple of those.
-    ``counts_drafts``: rows hold the draft tokens of a verification beside the longest request.
+    ``fills_states``: a step has to fill a block where states are cached. ``counts_drafts``: rows hold the draft tokens of a verification beside the longest request.
     """
 
     engine: str
@@ -54,6 +54,7 @@ class Release:
     reserves_null: bool = False
     fits_state: bool = False
     fits_chunks: bool = False
+    fills_states: bool = False
     counts_drafts: bool = False
     requires: Mapping[str, str] = field(default_factory=dict, hash=False)
     backends: tuple[str, ...] = ()

@@ -123,7 +123,7 @@ def _assess(launch: Launch) -> Judgement:
         and _drafts_need_interleave_1(launch, contract)
     ):
         return _refused(answer, f"{contract.name} takes no drafts with an interleave of {launch.cp_interleave}")
-    if launch.cp_size > 1 and block % launch.cp_interleave:
+    if launch.cp_size > 1 and block % launch.cp_interleave and not _interleaves_by_block(launch):
         sizes = f"({block}) should be greater than or equal to and divisible by cp_kv_cache_interleave_size"
         text = f"AssertionError: Block_size{sizes} ({launch.cp_interleave})." if release.engine == "vllm" else ""
         return _refused(answer, f"an interleave of {launch.cp_interleave} does not divide blocks of {block}", text)
@@ -263,6 +263,11 @@ def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
     return replace(
         answer, missing=missing, memory=memory, reason=f"{release} chooses a backend by the GPU and the model"
     )
+
+
+def _interleaves_by_block(launch: Launch) -> bool:
+    """Whether a connector sets the interleave to the block by itself."""
+    return launch.connector is not None and launch.connector.name == "NixlConnector"
 
 
 def _drafts_need_interleave_1(launch: Launch, contract: Contract) -> bool:

@@ -88,6 +88,7 @@ class Launch:
     pipeline_parallel: int = 1
     async_scheduling: bool | None = None
     prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
     one_group: bool = False
     shared_ranks: int | None = None
     draft: Draft = _NO_DRAFT

@@ -62,10 +62,39 @@ def pool_problem(launch: Launch, block: int, blocks: int | None) -> tuple[str, s
             "requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most "
             f"{blocks} or increase gpu_memory_utilization."
         )
+    if problem := _budget_problem(launch, block):
+        return problem
     tokens = block * launch.cp_size
     if unit and _hashes(launch) and (problem := _unit_problem(launch, unit, tokens)):
         return problem
     return _chunk_problem(launch, tokens)
+
+
+def _budget_problem(launch: Launch, block: int) -> tuple[str, str] | None:
+    """Hold the tokens of a step against the requests at once, the longest request and the block (SchedulerConfig)."""
+    budget, seqs, length = launch.batched_tokens, launch.max_num_seqs, launch.max_model_len
+    if budget is None:
+        return None
+    if seqs and budget < seqs:
+        return f"a step of {budget} tokens serves no {seqs} requests at once", (
+            f"ValueError: max_num_batched_tokens ({budget}) must be greater than or equal to max_num_seqs ({seqs})."
+        )
+    if launch.chunked_prefill is False and isinstance(length, int) and budget < length:
+        return f"a step of {budget} tokens holds no prompt of {length}, and prefills are not chunked", (
+            f"ValueError: max_num_batched_tokens ({budget}) is smaller than max_model_len ({length}). This effectively limits "
+            "the maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences."
+        )
+    if (
+        launch.model
+        and launch.model.state
+        and launch.release.fills_states
+        and launch.caches_prefixes
+        and budget < block
+    ):
+        return f"a step of {budget} tokens fills no block of {block}, where states are cached", (
+            f"AssertionError: In Mamba cache align mode, block_size ({block}) must be <= max_num_batched_tokens ({budget})."
+        )
+    return None
 
 
 def _hashes(launch: Launch) -> bool:

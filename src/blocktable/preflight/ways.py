@@ -119,6 +119,11 @@ def _pool(launch: Launch, answer: Judgement) -> Iterator[str]:
             yield f"--max-num-seqs {blocks}"
         if launch.num_blocks and _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
             yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
+    budget = max(
+        launch.max_num_seqs or 0, launch.batched_tokens or 0, answer.block_size or 0, answer.max_model_len or 0
+    )
+    if launch.batched_tokens and launch.batched_tokens < budget and _accepted(replace(launch, batched_tokens=budget)):
+        yield f"--max-num-batched-tokens {budget}"
     if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
         yield "no --prefix-match-unit"
 
