@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blocktable.cli import run
-from blocktable.contracts import resolve_engine
+from blocktable.contracts import MultipleOf, resolve_engine
 from blocktable.contracts.hardware import capability
 from blocktable.errors import ArgumentError, UnknownName
 from blocktable.preflight import Launch, Model, judge, read_model
@@ -58,6 +58,39 @@ def test_the_dtype_of_the_cache_decides(line: str, verdict: str, capsys: pytest.
     if verdict == "refused" and "CPU" not in line:
         assert "kv_cache_dtype not supported" in answer["error"]
         assert "--kv-cache-dtype auto" in answer["ways_out"] or "TOKENSPEED" in line
+
+
+@pytest.mark.parametrize(
+    ("head", "gpu", "backend", "dtype", "block", "kernel"),
+    [
+        (512, "h100", "FLASH_ATTN", "fp8", 16, None),  # FA4's page is its tile of 64
+        (512, "h100", "FLASH_ATTN", "fp8", 128, 64),
+        (512, "h100", "FLASH_ATTN", "bfloat16", 128, 128),
+        (128, "h100", "FLASH_ATTN", "fp8", 16, 16),
+        (None, "b200", "FLASHMLA_SPARSE", "fp8", 128, 64),
+        (None, "b200", "FLASHMLA_SPARSE", "bfloat16", 128, 64),  # the indexer takes 64 only
+        (None, "h100", "FLASHMLA_SPARSE", "fp8", 128, 64),
+    ],
+)
+def test_kernel_blocks_depend_on_the_dtype_of_the_cache(
+    head: int | None, gpu: str, backend: str, dtype: str, block: int, kernel: int | None, tmp_path: Path
+) -> None:
+    config = SPARSE if head is None else {**LLAMA, "head_dim": head}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    launch = Launch(
+        resolve_engine("vllm==0.32.0"),
+        backend,
+        max_model_len=9416,
+        block_size=block,
+        hardware=capability(gpu),
+        model=read_model(tmp_path),
+        kv_dtype=dtype,
+    )
+    answer = judge(launch)
+    assert (answer.verdict, answer.kernel_block_size) == ("refused" if kernel is None else "accepted", kernel)
+    if backend == "FLASHMLA_SPARSE":
+        alone = launch.contract.kernel_block_sizes
+        assert alone == ((64,) if (gpu, dtype) == ("b200", "fp8") else (MultipleOf(64),))
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["get_contract", "list_contracts"]
 
-Facts: TypeAlias = tuple[str | None, int | None, bool | None]
-"""Compute capability, head size and grouped queries, as far as they are known."""
+Facts: TypeAlias = tuple[str | None, int | None, bool | None, bool | None]
+"""Compute capability, head size, grouped queries and a quantized KV cache, as far as they are known."""
 
 _DEFAULT_HARDWARE = "10.0"
 _WEAKNESS = ("run", "read", "inferred", "carried")
@@ -40,6 +40,7 @@ def get_contract(
     hardware: str | None = None,
     head_size: int | None = None,
     grouped: bool | None = None,
+    quantized: bool | None = None,
     companions: Mapping[str, str] | None = None,
 ) -> Contract:
     """Return what a backend demands, in the release asked for (the newest known one without a version).
@@ -50,9 +51,9 @@ def get_contract(
         ``"NAME"``, ``"engine:NAME"`` or ``"engine:NAME@version"``; aliases and any case are understood.
     hardware
         A compute capability such as ``"10.0"``, which is also what is taken where rules differ by it and none is given.
-    head_size, grouped
-        The model's head size, and whether several queries of a rank share a key: where a kernel has a rule of its own for
-        some models; without them the rule for the others.
+    head_size, grouped, quantized
+        The model's head size, whether several queries of a rank share a key, and whether the KV cache is in 8 bits or
+        fewer: where a kernel has a rule of its own for some of these; without them the rule for the others.
     companions
         Versions of kernel packages to judge by, such as ``{"flashinfer": "0.6.15"}``, in place of those that the
         release requires.
@@ -70,7 +71,7 @@ def get_contract(
         return contract
     try:
         return _from_catalogue(
-            backend, engine, version, (hardware, head_size, grouped), tuple((companions or {}).items())
+            backend, engine, version, (hardware, head_size, grouped, quantized), tuple((companions or {}).items())
         )
     except UnknownName as error:
         contracts, problems = plugin_contracts()
@@ -91,7 +92,7 @@ def list_contracts(
     """
     engines = known_engines() if engine is None else (engine_name(engine),)
     found = [
-        _build(catalogue(one), name, release(one, version), (hardware, None, None), ())
+        _build(catalogue(one), name, release(one, version), (hardware, None, None, None), ())
         for one in engines
         for name in release(one, version).backends
         if name in catalogue(one).records
@@ -211,7 +212,7 @@ def _build(
     from packaging.version import Version  # noqa: PLC0415 - loaded with the data, not before
 
     version = Version(chosen.data_version)
-    record = _for_facts(_nearest(data, name, version), *facts, name)
+    record = _for_facts(_nearest(data, name, version), facts, name)
     evidence = "carried" if chosen.extrapolated else record.evidence(version)
     contract = replace(record.contract, evidence=evidence)
     if record.calls:
@@ -232,14 +233,13 @@ def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]
     return list(data.records[name])
 
 
-def _for_facts(
-    every: list["Record"], hardware: str | None, head_size: int | None, grouped: bool | None, name: str
-) -> "Record":
+def _for_facts(every: list["Record"], facts: Facts, name: str) -> "Record":
+    hardware, head_size, grouped, quantized = facts
     special = [
         record
         for record in every
         if record.special
-        and record.suits(head_size, grouped)
+        and record.suits(head_size, grouped, quantized)
         and any(runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
     ]
     records = special or [record for record in every if not record.special]

@@ -8,9 +8,9 @@ from blocktable.contracts import Contract, MultipleOf
 from blocktable.contracts.engines import catalogue
 from blocktable.contracts.fields import accepts
 from blocktable.contracts.hardware import runs_on
-from blocktable.preflight.launch import Launch
+from blocktable.preflight.launch import Launch, quantized
 
-__all__ = ["Choice", "choose", "quantized", "refused_reasons", "tried"]
+__all__ = ["Choice", "choose", "refused_reasons", "tried"]
 
 _REASON_OF_RANKS = (0, 29)  # from this vLLM on, the selection asks for context parallelism
 
@@ -95,11 +95,6 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
         yield f"{kernel} kernel requires qk_nope_head_dim in {list(contract.qk_nope_head_sizes)}, but got {nope}"
     if hardware:
         yield from (why for pattern, why in contract.unsuited if pattern != "*" and runs_on(pattern, hardware))
-
-
-def quantized(kv_dtype: str) -> bool:
-    """Whether the selection counts a KV cache of that dtype as quantized."""
-    return kv_dtype.startswith(("fp8", "nvfp4")) or kv_dtype.endswith("per_token_head")
 
 
 def _needs(launch: Launch, contract: Contract) -> Iterator[str]:

@@ -12,9 +12,9 @@ from typing import Any
 from blocktable.contracts import Contract, Release, get_contract, list_contracts, resolve_engine
 from blocktable.contracts.hardware import runs_on
 from blocktable.errors import BlockTableError, UnknownName
-from blocktable.preflight.choice import quantized, tried
+from blocktable.preflight.choice import tried
 from blocktable.preflight.findings import Finding
-from blocktable.preflight.launch import Launch
+from blocktable.preflight.launch import Launch, quantized
 from blocktable.preflight.lifting import lift
 from blocktable.preflight.model import Model
 

@@ -9,7 +9,7 @@ from blocktable.contracts import Contract, Release, get_contract, known_engines,
 from blocktable.errors import UnknownName
 from blocktable.preflight.model import Model
 
-__all__ = ["Connector", "Draft", "Launch", "find_release", "is_unread"]
+__all__ = ["Connector", "Draft", "Launch", "find_release", "is_unread", "quantized"]
 
 _NO_LAYERS = ("", "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
@@ -118,8 +118,14 @@ class Launch:
             hardware=hardware,
             head_size=self.model.head_size if self.model else None,
             grouped=self.model.grouped(self.tensor_parallel) if self.model else None,
+            quantized=None if self.kv_dtype == "auto" else quantized(self.kv_dtype),
             companions=self.kernels,
         )
+
+
+def quantized(kv_dtype: str) -> bool:
+    """Whether vLLM counts a KV cache of that dtype as quantized, where it selects backends and kernel blocks."""
+    return kv_dtype.startswith(("fp8", "nvfp4")) or kv_dtype.endswith("per_token_head")
 
 
 def find_release(spec: str | None, backend: str | None = None) -> tuple[Release, tuple[str, ...]]:
