@@ -152,7 +152,7 @@ def test_a_row_that_is_not_in_use_and_what_is_no_cache_are_refused() -> None:
         view.row(cache, 99)
     with pytest.raises(ArgumentError, match="not in use"):
         view.row(cache, Picture(cache).used[0], group=3)
-    wrong: Any = cache.tables
+    wrong: Any = [[1, 2, 0]]
     with pytest.raises(ArgumentError, match="KVCache"):
         view.text(wrong)
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "backends": "list what each attention backend demands, or explain one",
     "run": "answer prompts with a real model, through checked block tables",
     "simulate": "drive block tables through an hour or a day of traffic, or a grid of settings through it",
+    "view": "draw what a recorded run held: pool, rows, prefixes",
     "bench": "measure every claim of speed beside the engines installed here",
     "replay": "run a recorded run again, to the same digest or to the first broken law",
     "shrink": "cut a failing recording down to a minimal test",

@@ -5,8 +5,9 @@ from importlib.resources import files
 
 import blocktable
 from blocktable.cache import KVCache
+from blocktable.tables import BlockTables
 from blocktable.view.picture import Node, Picture, RowPicture
-from blocktable.view.text import SAYS, describe, run_of
+from blocktable.view.text import SAYS, describe, run_of, said
 
 __all__ = ["html"]
 
@@ -14,7 +15,7 @@ MOST_BLOCKS, MOST_ROWS, MOST_NODES = 20_000, 200, 2_000
 HUES = 6
 
 
-def html(cache: KVCache, title: str = "KV cache") -> str:
+def html(cache: KVCache | BlockTables, title: str = "KV cache") -> str:
     """Return a page of a live cache: letters tell rows apart, colours only repeat them; light and dark, no network.
 
     >>> import blocktable
@@ -65,8 +66,8 @@ def _row(picture: Picture, row: RowPicture) -> str:
         for part in row.parts
     )
     return (
-        f"<details><summary>{picture.letter(row.row)} · row {row.row}, group {row.group} {row.kind}: {row.length} tokens, "
-        f'{row.final} final<div class="strip">{strip}</div></summary><div class="scroll"><table><tr><th>part</th>'
+        f"<details><summary>{picture.letter(row.row)} · row {row.row}, {said(row)}"
+        f'<div class="strip">{strip}</div></summary><div class="scroll"><table><tr><th>part</th>'
         f"<th>columns</th><th>blocks of {row.block_tokens} tokens</th><th></th></tr>{lines}</table></div></details>"
     )
 
@@ -96,7 +97,7 @@ def _branch(picture: Picture, nodes: list[Node], left: list[int]) -> str:
             break
         left[0] -= 1
         run = run_of(node)
-        said, children = escape(describe(picture, run)), run[-1].children
-        inner = f"<details open><summary>{said}</summary>{_branch(picture, children, left)}</details>"
-        items.append(f"<li>{inner if children else said}</li>")
+        prefix, children = escape(describe(picture, run)), run[-1].children
+        inner = f"<details open><summary>{prefix}</summary>{_branch(picture, children, left)}</details>"
+        items.append(f"<li>{inner if children else prefix}</li>")
     return f"<ul>{''.join(items)}</ul>"

@@ -1,8 +1,8 @@
-"""What a `KVCache` holds at one moment, read once from its arrays, for text and HTML alike to draw."""
+"""What a `KVCache`, or tables alone, hold at one moment, read once from their arrays, for text and HTML alike to draw."""
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from blocktable._cache_audit import State
 from blocktable._ints import ceil_div
 from blocktable.cache import KVCache
 from blocktable.errors import ArgumentError
+from blocktable.tables import BlockTables
 
 __all__ = ["Node", "Part", "Picture", "RowPicture"]
 
@@ -33,8 +34,8 @@ class RowPicture:
     row: int
     group: int
     kind: str
-    length: int
-    final: int
+    length: int | None  # tables alone do not know it
+    final: int | None
     block_tokens: int
     parts: tuple[Part, ...]
 
@@ -51,35 +52,61 @@ class Node:
 class Picture:
     """A copy of everything that is drawn; the cache may go on meanwhile. Cost: passes over all state, in plain Python."""
 
-    def __init__(self, cache: KVCache) -> None:
-        if not isinstance(cache, KVCache):
+    roots: list[tuple[bytes, list[Node]]]
+
+    def __init__(self, cache: Any) -> None:
+        if isinstance(cache, KVCache):
+            with cache.tables._sole("view"):
+                self._read(cache)
+        elif isinstance(cache, BlockTables):
+            with cache._sole("view"):
+                self._read_tables(cache)
+        else:
             raise ArgumentError(
-                f"a picture is taken of a KVCache, got {type(cache).__name__}", remedy="pass the engine's KVCache"
+                f"a picture is taken of a KVCache or of BlockTables, got {type(cache).__name__}",
+                remedy="pass the engine's cache or tables",
             )
-        with cache.tables._sole("view"):
-            self._read(cache)
+
+    def _read_tables(self, tables: BlockTables) -> None:
+        """Read tables without a pool: what no row holds, and how many tokens there are, nobody here knows."""
+        self.groups = tables.groups
+        counts = [table.num_blocks.tolist() for table in tables.tables]
+        self.used = [row for row in range(tables.max_rows) if any(count[row] for count in counts)]
+        self._live = {
+            (g, row): table.array[row, : counts[g][row]].tolist()
+            for g, table in enumerate(tables.tables)
+            for row in self.used
+        }
+        self._lines: dict[int, tuple[int | None, int | None]] = dict.fromkeys(self.used, (None, None))
+        self._count_owners()
+        self.num_blocks = tables.num_blocks or max(self.owners, default=0) + 1
+        self.status = ["held" if b in self.owners else "free" for b in range(self.num_blocks)]
+        self.counts = {"in rows": len(self.owners)}
+        self.roots = []
+
+    def _count_owners(self) -> None:
+        self.owners: dict[int, list[int]] = defaultdict(list)
+        for (_, row), ids in self._live.items():
+            for block in filter(None, ids):
+                self.owners[block].append(row)
 
     def _read(self, cache: KVCache) -> None:
         state = State(cache._core)
-        self.num_blocks, self.max_rows, self.groups = cache.num_blocks, cache.max_rows, cache.groups
+        self.num_blocks, self.groups = cache.num_blocks, cache.groups
         self.counts = {
             name: state.meta[field]
             for name, field in (("free", c.FREE), ("cached", c.CACHED), ("held", c.HELD), ("fenced", c.FENCED))
         }
         self.used = state.used
-        self.owners: dict[int, list[int]] = defaultdict(list)
-        for group in range(len(self.groups)):
-            for row in self.used:
-                for block in filter(None, state.live(group, row)):
-                    self.owners[block].append(row)
+        self._live = {(g, row): state.live(g, row) for g in range(len(self.groups)) for row in self.used}
+        self._lines = {row: (state.lines[row][c.LENGTH], state.lines[row][c.FINAL]) for row in self.used}
+        self._count_owners()
         seat = [record[c.SEAT] for record in state.blocks]
         waits = [record[c.FENCE] > state.meta[c.RETIRED] or record[c.PINS] > 0 for record in state.blocks]
         self.status = [
             "held" if b in self.owners else "fenced" if waits[b] else "cached" if seat[b] else "free"
             for b in range(self.num_blocks)
         ]
-        self._lines = {row: (state.lines[row][c.LENGTH], state.lines[row][c.FINAL]) for row in self.used}
-        self._live = {(g, row): state.live(g, row) for g in range(len(self.groups)) for row in self.used}
         self.roots = self._tree(state, {root: salt for salt, root in cache._roots.items()})
 
     def letter(self, row: int) -> str:
@@ -107,7 +134,8 @@ class Picture:
         geometry = described.geometry
         span = geometry.block_size * geometry.cp_size
         gone = next((i for i, block in enumerate(ids) if block), len(ids)) if described.kind != "state" else 0
-        sure = len(ids) if described.kind == "state" else min(max(ceil_div(final, span), gone), len(ids))
+        known = final is not None and described.kind != "state"
+        sure = min(max(ceil_div(final or 0, span), gone), len(ids)) if known else len(ids)
         need = max(min(geometry.min_blocks, geometry.width), len(ids))
         edges = (
             ("gone", 0, gone),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from blocktable._ints import ceil_div
 from blocktable.cache import KVCache
+from blocktable.tables import BlockTables
 from blocktable.view.picture import Node, Part, Picture, RowPicture
 
 __all__ = ["pool_map", "prefix_tree", "row", "text"]
@@ -20,7 +21,7 @@ SAYS = {
 WIDTH = 64
 
 
-def text(cache: KVCache) -> str:
+def text(cache: KVCache | BlockTables) -> str:
     """Return the pool, every row in use and the prefix tree of a live cache.
 
     >>> import blocktable
@@ -44,18 +45,18 @@ def text(cache: KVCache) -> str:
     return "\n\n".join([draw_pool(picture), *rows, draw_tree(picture)])
 
 
-def pool_map(cache: KVCache) -> str:
+def pool_map(cache: KVCache | BlockTables) -> str:
     """Return the pool, a sign per block: whose it is, or that nobody holds it; of a large pool a sign stands for several."""
     return draw_pool(Picture(cache))
 
 
-def row(cache: KVCache, row: int, group: int = 0) -> str:
+def row(cache: KVCache | BlockTables, row: int, group: int = 0) -> str:
     """Return one row: what is live, what may still be rejected, the tail, and what only the kernel's width asks for."""
     picture = Picture(cache)
     return draw_row(picture, picture.row(row, group))
 
 
-def prefix_tree(cache: KVCache, *, most: int = 100) -> str:
+def prefix_tree(cache: KVCache | BlockTables, *, most: int = 100) -> str:
     """Return what prompts would find cached, as a tree of at most ``most`` lines."""
     return draw_tree(Picture(cache), most)
 
@@ -83,15 +84,18 @@ def draw_row(picture: Picture, row: RowPicture) -> str:
     """Draw a row's strip, and its parts with what they hold."""
     columns = sum(part.size for part in row.parts)
     blocks = sum(len(part.ids) for part in row.parts)
-    head = (
-        f"row {row.row} ({picture.letter(row.row)}), group {row.group} {row.kind}: {row.length} tokens, "
-        f"{row.final} final, {blocks} blocks of {row.block_tokens}"
-    )
+    head = f"row {row.row} ({picture.letter(row.row)}), {said(row)}, {blocks} blocks of {row.block_tokens}"
     named = [(f"columns {p.start}..{p.start + p.size - 1}", _ids(p), p) for p in row.parts]
     width = max((len(where) for where, _, _ in named), default=0)
     lines = [f"  {p.name:<9}  {where:<{width}}   {ids}{SAYS[p.name]}" for where, ids, p in named]
     scale = [f"  each sign stands for up to {ceil_div(columns, WIDTH)} columns"] if columns > WIDTH else []
     return "\n".join([head, _strip(row, columns), *scale, *lines])
+
+
+def said(row: RowPicture) -> str:
+    """Say which group's row it is, and how long, where that is known."""
+    tokens = "" if row.length is None else f": {row.length} tokens, {row.final} final"
+    return f"group {row.group} {row.kind}{tokens}"
 
 
 def _strip(row: RowPicture, columns: int) -> str:
