@@ -3,9 +3,9 @@
 import json
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from blocktable.cli import launch as lines
 from blocktable.cli.flags import CACHE_DTYPES, parse_bytes, parse_count, parse_length
@@ -259,7 +259,7 @@ def _without_backend(answer: Judgement, line: lines.Launch) -> Judgement:
 
 
 def _as_json(answers: Sequence[Judgement]) -> str:
-    objects = [asdict(answer) | {"error": answer.error or None} for answer in answers]
+    objects = [_object(answer) for answer in answers]
     deciding = objects[answers.index(worst(answers))]
     return json.dumps(deciding if len(objects) == 1 else deciding | {"judgements": objects}, ensure_ascii=False)
 
@@ -282,6 +282,15 @@ def _memory(answer: Judgement, memory: Memory) -> str:
         parts.append(f"{memory.requests:.2f}x requests of that length at once")
     parts += [f"not known: {missing}" for missing in memory.missing]
     return "; ".join(parts)
+
+
+def _object(answer: Judgement) -> dict[str, Any]:
+    memory, groups = answer.memory, answer.groups
+    return vars(answer) | {
+        "error": answer.error or None,
+        "memory": memory and memory._asdict(),
+        "groups": [group._asdict() for group in groups],
+    }
 
 
 def _rows(answer: Judgement) -> Iterator[Row]:

@@ -1,16 +1,18 @@
 """What a launch line says, whichever engine it starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 __all__ = ["Launch", "Length"]
 
 Length: TypeAlias = int | Literal["auto"] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Launch(NamedTuple):
     """What a launch line says about block tables; None where it says nothing.
 
     ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
@@ -51,4 +53,4 @@ class Launch:
     draft_ranks: int | None = None
     draft_trees: bool = False
     connector: Mapping[str, Any] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = _NOTHING

@@ -1,6 +1,6 @@
 """The groups of a model's layers, each with a table of its own sizes."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from blocktable.contracts import Contract
 from blocktable.geometry import Geometry
@@ -10,19 +10,18 @@ from blocktable.preflight.launch import Launch
 __all__ = ["Group", "groups_of"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """One group of layers, with a table of its own: its kind, how many layers, who runs it, and the sizes of a row.
 
     Sizes are counted as in `Judgement`; ``backend`` is None where nobody has read which one runs a recurrent state.
     """
 
     kind: str
+    block_size: int
+    width: int
     layers: int | None = None
     backend: str | None = None
-    block_size: int
     kernel_block_size: int | None = None
-    width: int
     kernel_width: int | None = None
 
 
@@ -43,7 +42,7 @@ def groups_of(launch: Launch, contract: Contract, geometry: Geometry) -> tuple[G
         for kind, number in layers.items()
         if number != 0
     ]
-    attention += [replace(attention[0], kind="index", backend=one.name) for one in companions(launch)]
+    attention += [attention[0]._replace(kind="index", backend=one.name) for one in companions(launch)]
     if kept is None or not kept.state or launch.release.engine != "vllm":
         return tuple(attention)
     width = launch.release.width(

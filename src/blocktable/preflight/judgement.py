@@ -164,7 +164,7 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
     if drafted and drafted.verdict == "refused":
         return _refused(answer, f"the draft model: {drafted.reason}", drafted.error)
     if drafted:
-        groups += tuple(replace(one, kind=f"draft {one.kind}") for one in drafted.groups)
+        groups += tuple(one._replace(kind=f"draft {one.kind}") for one in drafted.groups)
     assumed = (*answer.assumed, *_drafts_assumed(launch, drafted))
     accepted = f"{allocates}; {contract.name} takes {demand}"
     return replace(answer, verdict="accepted", groups=groups, assumed=assumed, reason=accepted)
@@ -183,7 +183,7 @@ def _draft(launch: Launch, block: int) -> Judgement | None:
         block_size=block,
         kv_dtype=draft.kv_dtype or launch.kv_dtype,
         tensor_parallel=draft.ranks or launch.tensor_parallel,
-        draft=replace(draft, method=""),
+        draft=draft._replace(method=""),
         memory=None,
         num_blocks=None,
         connector=None,

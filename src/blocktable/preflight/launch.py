@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from blocktable.contracts import Contract, Release, get_contract, known_engines, resolve_engine
 from blocktable.errors import UnknownName
@@ -15,8 +15,7 @@ _NO_LAYERS = ("", "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 _NO_KERNELS: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """What proposes tokens ahead of the model: "" for nothing; ``model`` and ``backend`` None where they are not given.
 
     ``trees``: it may propose several tokens for one position, which changes what an engine chooses.
@@ -43,8 +42,7 @@ class Draft:
 _NO_DRAFT = Draft()
 
 
-@dataclass(frozen=True)
-class Connector:
+class Connector(NamedTuple):
     """What carries blocks elsewhere, by its class; ``chunk`` tokens at once, where the launch says so."""
 
     name: str

@@ -5,8 +5,8 @@ as the largest group needs. Where a fact is missing the answer says which; nothi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from blocktable._ints import ceil_div
 from blocktable.contracts import Contract, MultipleOf
@@ -36,8 +36,7 @@ class Unknown(Exception):  # noqa: N818 - an answer, not an error: the fact that
     """A fact that decides is missing; the message names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """The pool of one rank.
 
     ``bytes_per_token`` counts all layers, as ``bytes_per_block`` does; ``num_blocks`` is the pool, null block included,
@@ -101,8 +100,7 @@ def longest_that_fits(launch: Launch, contract: Contract | None, block: int, mos
     return low
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pool:
+class _Pool(NamedTuple):
     bytes_per_token: int
     bytes_per_block: int
     groups: tuple[str, ...]  # the kind of each

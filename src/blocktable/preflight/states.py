@@ -15,16 +15,14 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 __all__ = ["State", "read_state"]
 
 _BYTES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
+class State(NamedTuple):
     """A convolution's last inputs, ``channels`` wide, and ``heads`` matrices of ``elements``, split over the ranks.
 
     ``group`` is the width of one of ``groups`` that are repeated where the ranks do not divide them. ``dtype`` is that of
