@@ -54,6 +54,6 @@ class Pending:
             lists = [part[0] for part in parts]
             write(rows, [0, *accumulate(map(len, lists))], list(chain.from_iterable(lists)))
             return
-        by_group = list(zip(*parts, strict=True))
+        by_group = list(zip(*parts, strict=True))[: self._groups]  # a group without a table comes last
         indptr = tuple([0, *accumulate(map(len, lists))] for lists in by_group)
         write(rows, indptr, tuple(list(chain.from_iterable(lists)) for lists in by_group), group=None)
