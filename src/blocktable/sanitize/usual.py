@@ -112,13 +112,13 @@ def note_blocks(
         for column in range(before, after):
             at = numbers[BASE] + row * width + column
             new = actual[row * width + column]
-            pool[BEHIND] += (sent[at] != new) - (sent[at] != flat[at])
+            pool[BEHIND] += i64(sent[at] != new) - i64(sent[at] != flat[at])
             flat[at] = new
             touched[at] = pool[CALL]
             owners[new] = 1
             block_touched[new] = pool[CALL]
             pool[HELD] += 1
-        pool[MISCOUNTED] += (sent_counts[row] != after) - (sent_counts[row] != before)
+        pool[MISCOUNTED] += i64(sent_counts[row] != after) - i64(sent_counts[row] != before)
         counts[row] = after
 
 
@@ -149,9 +149,9 @@ def follow_delta(
         at = base[group] + row * widths[group] + start
         for j in range(count):
             value = values[offset + j] if offset >= 0 else 0
-            pool[BEHIND] += (value != flat[at + j]) - (sent[at + j] != flat[at + j])
+            pool[BEHIND] += i64(value != flat[at + j]) - i64(sent[at + j] != flat[at + j])
             sent[at + j] = value
-        pool[MISCOUNTED] += (live != counts[group, row]) - (sent_counts[group, row] != counts[group, row])
+        pool[MISCOUNTED] += i64(live != counts[group, row]) - i64(sent_counts[group, row] != counts[group, row])
         sent_counts[group, row] = live
     return -1
 
