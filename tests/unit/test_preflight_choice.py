@@ -330,3 +330,11 @@ def test_hardware_on_which_a_backend_does_not_run(line: str, capsys: pytest.Capt
     answer = Answer(f"{line} --max-model-len 9416", capsys)
     assert (answer.code, answer.json["error"]) == (1, None)
     assert "not on 9.0" in answer.json["reason"]
+
+
+def test_a_length_past_the_models_own_is_said(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model(LLAMA)
+    line = f"--engine vllm==0.32.0 --gpu h100 --model {tmp_path} --max-model-len"
+    longer = Answer(f"{line} 8193", capsys).json["assumed"]
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, since 8193 tokens are more than the 8192 of the model's config" in longer
+    assert not any("ALLOW_LONG" in one for one in Answer(f"{line} 8192", capsys).json["assumed"])

@@ -351,6 +351,9 @@ def _kernel_text(error: ContractError) -> str:
 def _assumptions(launch: Launch, contract: Contract, block: int | None, unaligned: str) -> Iterator[str]:
     release = launch.release
     runs_on = f" ({', '.join(contract.hardware)})" if contract.hardware else ""
+    longest, length = launch.model.max_model_len if launch.model else None, _length(launch)
+    if release.engine == "vllm" and longest and length and length > longest:
+        yield f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, since {length} tokens are more than the {longest} of the model's config"
     if launch.hardware is None:
         yield f"hardware on which {contract.name} runs{runs_on}"
     if launch.lookahead and release.counts_drafts:
