@@ -258,6 +258,8 @@ class Run:
             Row("entries", f"{stats['cells_written']} committed in {scheduler.steps} steps"),
             Row("kernel", engine.describe_kernel()),
         ]
+        if scheduler.draft:
+            rows.append(Row("drafts", f"{scheduler.accepted} of {scheduler.guessed} tokens guessed right"))
         if engine.check:
             rows.append(Row("laws", f"verified at {scheduler.steps} steps, with the tables of every worker"))
         if self.tokens and not (self.current == len(self.tokens) or not self.shown):

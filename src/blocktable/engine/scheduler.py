@@ -47,7 +47,7 @@ class Scheduler:
         self.longest = cache.groups[0].geometry.max_model_len
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.preemptions = self.steps = self.peak_blocks = 0
+        self.preemptions = self.steps = self.peak_blocks = self.guessed = self.accepted = 0
         self._unused = list(range(cache.max_rows))
         self._flying: deque[tuple[int, list[Entry]]] = deque()
         self._requests = 0
@@ -238,6 +238,8 @@ class Scheduler:
                 forks.append((sequence, drawn))
                 drawn = drawn[:1]
             right = _accepted(entry, drawn)
+            self.guessed += entry.drafts
+            self.accepted += right
             if right < entry.drafts:
                 cuts.append((entry.row, entry.length - entry.drafts + right))
             self._gain(sequence, drawn[: right + 1], events)

@@ -70,7 +70,7 @@ class Worker:
             if unknown.size:
                 owners = np.repeat(step.rows, np.diff(step.starts))[unknown]
                 tokens[unknown] = self._last[torch.from_numpy(owners.astype(np.int64))].cpu()
-            logits = self.model.forward(tokens, torch.from_numpy(positions), self._paged(step, positions), step.at)
+            logits = self.model.forward(tokens, torch.from_numpy(positions), self.gather(step, positions), step.at)
             if not step.at.size:
                 return []
             drawn = draw(logits, positions[step.at] + 1, step.seeds, step.temperatures)
@@ -96,7 +96,7 @@ class Worker:
             for seat in {seat for member, seat in self.shape.seats if member == group}:
                 self.memories[seat].copy(sources, targets)
 
-    def _paged(self, step: Step, positions: Any) -> PagedStep:
+    def gather(self, step: Step, positions: Any) -> PagedStep:
         """Gather the step's tables, map its slots, and work out what each group reads."""
         size = int(step.tokens.size)
         rows, starts = step.rows, step.starts
