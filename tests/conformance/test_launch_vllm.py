@@ -34,17 +34,13 @@ LENGTHS = [
 ]
 STRANGERS = [
     ["--enforce-eager"],
-    ["--no-enable-prefix-caching"],
     ["--trust-remote-code"],
     ["--gpu-memory-utilization", "0.9"],
     ["--max-num-seqs", "256"],
-    ["--max-num-batched-tokens", "8k"],
     ["--served-model-name", "a", "b"],
-    ["--kv-cache-dtype", "fp8"],
     ["--mamba-block-size", "8"],
     ["--hf-overrides", '{"max_model_len": 1.5}'],
     ["--quantization", "fp8"],
-    ["-pp", "2"],
     ["-O3"],
     ["-cc.mode", "3"],
 ]
@@ -81,7 +77,18 @@ def spelled(random, flag, value):
     return [f"{flag}={value}"] if random.random() < 0.4 else [flag, value]
 
 
+SWITCHES = ["enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "disable-hybrid-kv-cache-manager"]
+
+
+def a_switch(random):
+    flag = "--" + random.choice(["", "no-"]) + random.choice(SWITCHES)
+    flag = "--" + flag[2:].replace("-", random.choice("-_"))
+    return [flag[: len(flag) - random.randrange(4)] if random.random() < 0.1 else flag]
+
+
 def a_flag(random):
+    if random.random() < 0.15:
+        return a_switch(random)
     backend = random.choice(["FLASHINFER_MLA", "TRITON_MLA", "FLASH_ATTN"])
     flag, value = random.choice(
         [
@@ -99,6 +106,12 @@ def a_flag(random):
             ("-ac.backend", backend),
             ("-ac.flash_attn_version", "3"),
             ("-sc", '{"num_speculative_tokens": 3}'),
+            ("--kv-cache-memory-bytes", random.choice(["25G", "1.5g", "4613734"])),
+            ("--kv-cache-dtype", random.choice(["auto", "fp8", "bfloat16"])),
+            ("--dtype", random.choice(["auto", "bfloat16", "float32"])),
+            ("--max-num-batched-tokens", random.choice(["512", "8k", "2K"])),
+            ("--num-gpu-blocks-override", "129"),
+            ("-pp", "2"),
         ]
     )
     return spelled(random, flag, value)
@@ -143,8 +156,23 @@ def test_both_read_the_same(vllm_reads, tmp_path):
         assert ours.prefill_context_parallel == theirs.prefill_context_parallel_size, words
         assert ours.interleave == (theirs.cp_kv_cache_interleave_size or 1), words
         assert ours.speculative_tokens == (theirs.speculative_config or {}).get("num_speculative_tokens", 0), words
+        for our, their in SAME.items():
+            assert getattr(ours, our) == getattr(theirs, their), (our, words)
     assert compared > 500
     assert refused < 600
+
+
+SAME = {
+    "memory": "kv_cache_memory_bytes",
+    "kv_dtype": "kv_cache_dtype",
+    "dtype": "dtype",
+    "batched_tokens": "max_num_batched_tokens",
+    "num_blocks": "num_gpu_blocks_override",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "prefix_caching": "enable_prefix_caching",
+    "chunked_prefill": "enable_chunked_prefill",
+    "async_scheduling": "async_scheduling",
+}
 
 
 def backend_of(found):
