@@ -143,3 +143,12 @@ def test_a_verification_widens_rows(capsys: pytest.CaptureFixture[str]) -> None:
     drafting = check(f"{line} 9408 --speculative-num-draft-tokens 4", capsys)[1]
     assert (plain["width"], drafting["width"]) == (588, 589)
     assert any("4 draft tokens of a verification" in text for text in drafting["assumed"])
+
+
+def test_chunks_of_a_prefill_are_whole_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "-- sglang serve --attention-backend trtllm_mla --context-length 9416 --page-size 16 --chunked-prefill-size"
+    code, answer = check(f"{line} 2080", capsys)  # whole pages of 16, but the page becomes 64
+    assert (code, answer["error"]) == (1, "AssertionError: chunked_prefill_size must be divisible by page_size")
+    for chunk in ("2048", "-1", "0"):
+        assert check(f"{line} {chunk}", capsys)[0] == 0
+    assert check(f"{line} many", capsys)[0] == 2

@@ -28,6 +28,7 @@ _FLAGS: Final = (
     ("--speculative-algorithm",),
     ("--speculative-eagle-topk",),
     ("--kv-cache-dtype",),
+    ("--chunked-prefill-size",),
 )
 
 
@@ -60,4 +61,11 @@ def read_sglang(arguments: Sequence[str]) -> Launch:
         draft_trees=given.speculative_algorithm is not None
         and size(given.speculative_eagle_topk, "--speculative-eagle-topk") != 1,
         kv_dtype=given.kv_cache_dtype or "auto",
+        batched_tokens=_chunk(given.chunked_prefill_size),
     )
+
+
+def _chunk(text: str | None) -> int | None:
+    """Return the tokens of a prefill's chunk, None where it is not given or not positive, which turns chunks off."""
+    chunk = None if text is None else parse_count(text, "--chunked-prefill-size", least=-(2**31))
+    return chunk if chunk and chunk > 0 else None

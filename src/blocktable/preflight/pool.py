@@ -51,7 +51,9 @@ def memory_problem(launch: Launch, contract: Contract, block: int, memory: Memor
 
 
 def pool_problem(launch: Launch, block: int, blocks: int | None) -> tuple[str, str] | None:
-    """Return why vLLM refuses the pool or the hashes of a launch, and its text; None where nothing is known against them."""
+    """Return why an engine refuses the pool, the steps or the hashes of a launch, and its text; None where it may not."""
+    if launch.release.engine == "sglang":
+        return _page_problem(launch, block)
     if launch.release.engine != "vllm":
         return None
     seqs, unit = launch.max_num_seqs, launch.prefix_match_unit
@@ -68,6 +70,15 @@ def pool_problem(launch: Launch, block: int, blocks: int | None) -> tuple[str, s
     if unit and _hashes(launch) and (problem := _unit_problem(launch, unit, tokens)):
         return problem
     return _chunk_problem(launch, tokens)
+
+
+def _page_problem(launch: Launch, block: int) -> tuple[str, str] | None:
+    """Hold the chunks of SGLang's prefills against the page that is really taken (validation_hook.py)."""
+    chunk = launch.batched_tokens
+    if chunk is None or not block or chunk % block == 0:
+        return None
+    why = f"prefills go by chunks of {chunk} tokens, which pages of {block} do not fill"
+    return why, "AssertionError: chunked_prefill_size must be divisible by page_size"
 
 
 def _budget_problem(launch: Launch, block: int) -> tuple[str, str] | None:
