@@ -153,6 +153,9 @@ def worker_facts(worker):
 def run(mode, model, plant=False, processes=False, small=False, trace=None, count=600, again=True, **engine):
     os.environ["BLOCKTABLE_VLLM"] = mode
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
+    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(engine):  # by itself vLLM wants a NUMA node per rank
+        first, *_, last = sorted(os.sched_getaffinity(0)) * 2
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{first}|{last}"
     from vllm import LLM, SamplingParams
 
     from blocktable.integrations import _patches, vllm, vllm_observe
