@@ -18,9 +18,20 @@ def test_integer_arrays_are_converted_when_every_value_fits(convert, dtype):
 
 
 @pytest.mark.parametrize("convert", [as_int32, as_int64])
-@pytest.mark.parametrize("value", [[], (), [3, 4], (3, 4), range(3), np.zeros(0, np.int16)])
+@pytest.mark.parametrize(
+    "value", [[], (), [3, 4], (3, 4), range(3), np.zeros(0, np.int16), [5, np.int64(6)], [np.int64(6), 5], [-(2**31)]]
+)
 def test_lists_are_converted(convert, value):
-    assert convert(value, "rows").tolist() == list(value)
+    got = convert(value, "rows")
+    assert got.tolist() == list(value)
+    assert got.flags.carray
+
+
+def test_an_id_that_int32_cannot_hold_is_no_block_id():
+    for value, law in (([2**31], "L3"), (np.array([-(2**40)]), "L3"), (np.array([2**63], np.uint64), "L12")):
+        with pytest.raises(ArgumentError) as caught:
+            as_int32(value, "ids")
+        assert caught.value.law == law
 
 
 @pytest.mark.parametrize(
@@ -65,6 +76,10 @@ def test_a_value_that_does_not_fit_is_refused_not_wrapped(convert, value):
         np.array([1.5]),
         ["1"],
         [None],
+        [1, 2.0],  # an integer first: the short way for lists must not round what follows
+        [1, "2"],
+        [1, None],
+        [1, [2]],
         [[1, 2]],
         [[1], [2, 3]],
         7,
