@@ -272,7 +272,7 @@ class Study:
         self._jobs = jobs or min(_cores(), len(self.cells))
         digest = source.digest()
         self._keys = [_key(cell, digest, engine) for cell in self.cells]
-        if (self._jobs > 1 or ray) and find_spec("joblib") is None:
+        if self._jobs > 1 and ray is None and find_spec("joblib") is None:
             raise ArgumentError(
                 f"{self._jobs} processes at once need joblib, which is not installed",
                 values={"jobs": self._jobs},
@@ -309,13 +309,29 @@ class Study:
         if self._jobs == 1 and self._ray is None:
             yield from (self._one(i) for i in indices)
             return
-        from joblib import Parallel, delayed, parallel_config  # noqa: PLC0415 - one process does without
-
         if self._ray is not None:
-            _connect(self._ray)
-        with parallel_config(backend="ray" if self._ray is not None else "loky", n_jobs=self._jobs):
-            work = (delayed(_one)(i, self.cells[i], self._source, self._engine, self._progress) for i in indices)
-            yield from Parallel(return_as="generator_unordered")(work)
+            yield from self._on_ray(indices, self._ray)
+            return
+        from joblib import Parallel, delayed  # noqa: PLC0415 - one process does without
+
+        work = (delayed(_one)(i, self.cells[i], self._source, self._engine, self._progress) for i in indices)
+        yield from Parallel(n_jobs=self._jobs, return_as="generator_unordered")(work)
+
+    def _on_ray(self, indices: Sequence[int], address: str) -> Iterator[tuple[int, Record]]:
+        """Run cells as tasks of a Ray cluster; Ray itself runs a task again whose worker or machine is lost.
+
+        joblib's own Ray backend hands results over only when all are there, so that an interruption would lose them.
+        """
+        if find_spec("ray") is None:
+            raise ArgumentError("--ray needs Ray, which is not installed", remedy="pip install ray, or leave --ray out")
+        import ray  # noqa: PLC0415 - a cluster's, and large
+
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+        task = ray.remote(max_retries=MOST_LOSSES)(_one)
+        waiting = [task.remote(i, self.cells[i], self._source, self._engine, None) for i in indices]
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            yield from ray.get(done)
 
     def _one(self, i: int) -> tuple[int, Record]:
         return _one(i, self.cells[i], self._source, self._engine, self._progress)
@@ -367,14 +383,4 @@ def _cores() -> int:
 
 def _is_loss(error: Exception) -> bool:
     """Whether a worker died, rather than that a cell failed."""
-    return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "RayActorError", "ActorDiedError")
-
-
-def _connect(address: str) -> None:
-    if find_spec("ray") is None:
-        raise ArgumentError("--ray needs Ray, which is not installed", remedy="pip install ray, or leave --ray out")
-    import ray  # noqa: PLC0415 - a cluster's, and large
-    from ray.util.joblib import register_ray  # noqa: PLC0415
-
-    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-    register_ray()
+    return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool")
