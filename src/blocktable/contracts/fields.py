@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
-from blocktable.contracts.rules import AnyWidth, MultipleOf, TokenMultiple, WidthRule, count
+from blocktable.contracts.rules import OWN_RULES, AnyWidth, MultipleOf, TokenMultiple, WidthRule, count
 from blocktable.errors import ArgumentError
 
 __all__ = [
@@ -84,7 +84,8 @@ def as_rule(value: Any) -> WidthRule:
     """Return a width rule; the class of one that needs no number stands for the rule."""
     if isinstance(value, type):
         value = _without_arguments(value)
-    if not isinstance(value, WidthRule):
+    # The rules of this package first: a protocol is slow to ask for.
+    if not isinstance(value, OWN_RULES) and not isinstance(value, WidthRule):
         raise ArgumentError(
             f"width_rule must be a width rule, got {value!r}",
             values={"width_rule": repr(value)},

@@ -224,9 +224,8 @@ def _build(
 
 def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]:
     """Return the records that speak for a version, or else those of the release nearest to it that has any."""
-    releases = list(data.releases)
-    here = releases.index(version)
-    for other in sorted(releases, key=lambda one: abs(releases.index(one) - here)):
+    places = {release: place for place, release in enumerate(data.releases)}
+    for other in sorted(places, key=lambda one: abs(places[one] - places[version])):
         found = [record for record in data.records[name] if record.speaks_for(other)]
         if found:
             return found

@@ -19,6 +19,7 @@ from blocktable._ints import align_up, ceil_div
 from blocktable.errors import ArgumentError, ContractError
 
 __all__ = [
+    "OWN_RULES",
     "AnyWidth",
     "AtLeast",
     "AtMost",
@@ -258,6 +259,8 @@ _COUNTED: dict[str, type[TokenMultiple | FloatModulus | AtLeast]] = {
     "FloatModulus": FloatModulus,
     "AtLeast": AtLeast,
 }
+
+OWN_RULES = (*_PLAIN.values(), *_COUNTED.values())
 
 
 def parse_rule(text: str) -> WidthRule:
