@@ -78,21 +78,23 @@ LOOKUP, MATCH, ADMIT = range(3)
 RUN = 32  # units compared at once, where their tokens lie one after another
 
 
-@helper(i64(i64[::1], i64[::1], i32[::1], i64, *TEXT, i64, i64[::1]))
-def follow(meta: I64, nodes: I64, store: I32, root: int, words: I32, at: int, stride: int, most: int, path: I64) -> int:
-    """Go from a root to latest children as long as they continue the prompt and have every block; return the units.
+@helper(i64(i64[::1], i64[::1], i32[::1], i64, *TEXT, i64, i64, i64[::1]))
+def follow(
+    meta: I64, nodes: I64, store: I32, node: int, words: I32, at: int, stride: int, units: int, most: int, path: I64
+) -> int:
+    """Go on from a node ``units`` deep, to latest children that continue the prompt and have every block.
 
-    The nodes of a prompt registered in one go lie in a row, and so do their tokens: a run of them is one comparison.
+    Returns how deep that leads. The nodes of a prompt registered in one go lie in a row, and so do their tokens: a run
+    of them is one comparison.
     """
     parts = meta[PARTS]
     width, count = NODE_FIELDS + parts, meta[UNIT] * meta[WORDS]
-    units: int = i64(0)
-    node = root
-    while units < most:
+    deep: int = units
+    while deep < most:
         head = nodes[node * width + LATEST]
         if head == 0:
             break
-        run, limit = i64(1), min(most - units, i64(RUN))
+        run, limit = i64(1), min(most - deep, i64(RUN))
         while run < limit and nodes[(head + run - 1) * width + LATEST] == head + run:
             run += 1
         while run and not same(words, at, stride, store, head * count, run * count):
@@ -101,13 +103,14 @@ def follow(meta: I64, nodes: I64, store: I32, root: int, words: I32, at: int, st
             break
         meta[COMPARED] += run * meta[UNIT]
         at += run * count * stride
-        for node in range(head, head + run):
+        for following in range(head, head + run):
             for part in range(parts):
-                if nodes[node * width + NODE_FIELDS + part] == 0:
-                    return units
-            path[units] = node
-            units += 1
-    return units
+                if nodes[following * width + NODE_FIELDS + part] == 0:
+                    return deep
+            path[deep] = following
+            deep += 1
+        node = head + run - 1
+    return deep
 
 
 @helper(i64(i64[:, ::1], i64[::1], *INDEX[2:], i64, *TEXT, i64, i64[::1]))
@@ -136,15 +139,21 @@ def walk(
     for group in range(groups):
         path[spare + group] = 0
     most = min((count - 1) // meta[UNIT], spare)
-    best = follow(meta, nodes, store, root, words, at, stride, most, path)
-    node: int = path[best - 1] if best else root
-    at += best * step
-    for index in range(best, most):
+    best: int = i64(0)
+    index, node = i64(0), root
+    while index < most:
+        if index == best:  # without a gap so far
+            best = follow(meta, nodes, store, node, words, at, stride, index, most, path)
+            if best > index:
+                at += (best - index) * step
+                index, node = best, path[best - 1]
+                continue
         node = child(meta, nodes, buckets, store, node, words, at, stride)
         if node == 0:
             break
         path[index] = node
         at += step
+        index += 1
         whole = True
         usable = backed(meta, nodes, node) or nodes[node * width + HEIRS] % PIN  # else only a row keeps it
         for group in range(groups):
@@ -154,13 +163,13 @@ def walk(
                 if nodes[seat + part] == 0:
                     if info[group, KIND] == FULL:
                         whole = False
-                    path[spare + group] = index * dense + part + 1
-            if info[group, KIND] != FULL and dead(info, group, (index + 1) * meta[UNIT]) < path[spare + group]:
+                    path[spare + group] = (index - 1) * dense + part + 1
+            if info[group, KIND] != FULL and dead(info, group, index * meta[UNIT]) < path[spare + group]:
                 usable = 0
         if not whole:
             break
         if usable:
-            best = index + 1
+            best = index
     return best
 
 
