@@ -13,6 +13,7 @@ RIGHT = {"model_type": "llama", "num_attention_heads": 8, "hidden_size": 512, "n
 CONFIGS: dict[str, Any] = {
     "ok": RIGHT | {"max_position_embeddings": 4096},
     "list": [1, 2],
+    "sparse": RIGHT | {"model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048},
     "huge": {
         **RIGHT,
         "num_attention_heads": 10**30,
@@ -76,6 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What follows `blocktable check`; V stands for --engine vllm==0.32.0.
 LINES: dict[str, int] = {
+    "V --gpu 7.5 --max-model-len 4096 --block-size 64 --model sparse": 1,
+    "V --gpu cpu --max-model-len 4096 --block-size 64 --model sparse": 1,
     "--": 3,
     "-- ": 3,
     "-- vllm": 2,

@@ -338,3 +338,14 @@ def test_a_length_past_the_models_own_is_said(model: Any, tmp_path: Path, capsys
     longer = Answer(f"{line} 8193", capsys).json["assumed"]
     assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, since 8193 tokens are more than the 8192 of the model's config" in longer
     assert not any("ALLOW_LONG" in one for one in Answer(f"{line} 8192", capsys).json["assumed"])
+
+
+def test_what_a_cpu_lacks_is_refused(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for config, version, error in (
+        (DEEPSEEK, "0.27.0", "NotImplementedError: MLA is not supported on CPU."),
+        (SPARSE, "0.27.0", "NotImplementedError: MLA is not supported on CPU."),
+        (SPARSE, "0.32.0", "NotImplementedError: Sparse Attention is not supported on CPU."),
+    ):
+        model(config)
+        answer = Answer(f"--engine vllm=={version} --gpu cpu --model {tmp_path} --max-model-len 9416", capsys)
+        assert (answer.code, answer.json["error"]) == (1, error)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from blocktable._ints import lcm
 from blocktable.contracts import Contract, MultipleOf, Release, get_contract, known_engines
 from blocktable.contracts.engines import catalogue
+from blocktable.errors import UnknownName
 from blocktable.preflight.choice import choose
 from blocktable.preflight.launch import Launch
 
@@ -35,7 +36,10 @@ def companions(launch: Launch) -> tuple[Contract, ...]:
     release = launch.release
     if release.engine != "vllm" or not launch.model or not launch.model.sparse or launch.hardware in ("cpu", "xpu"):
         return ()
-    return (get_contract("DEEPSEEK_V32_INDEXER", engine="vllm", version=release.version, hardware=launch.hardware),)
+    try:
+        return (get_contract("DEEPSEEK_V32_INDEXER", engine="vllm", version=release.version, hardware=launch.hardware),)
+    except UnknownName:
+        return ()  # it runs on other hardware, where no sparse attention is chosen either
 
 
 def is_part(contract: Contract) -> bool:

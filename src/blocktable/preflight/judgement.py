@@ -66,6 +66,10 @@ def _assess(launch: Launch) -> Judgement:
         block_size=launch.block_size,
         max_model_len=_length(launch),
     )
+    if lacking := _lacks_on_cpu(launch):
+        return _refused(
+            answer, f"{release} has no {lacking} for a CPU", f"NotImplementedError: {lacking} is not supported on CPU."
+        )
     if launch.backend is None:
         return _without_backend(launch, answer)
     try:
@@ -138,6 +142,16 @@ def _assess(launch: Launch) -> Judgement:
             raise
         return _refused(answer, error.message, _block_error(launch, contract, block))
     return _judge_width(launch, contract, geometry, replace(answer, kernel_block_size=geometry.kernel_block_size))
+
+
+def _lacks_on_cpu(launch: Launch) -> str:
+    """Return which attention of the model vLLM does not have on a CPU (get_attn_backend_cls, platforms/cpu.py)."""
+    model = launch.model
+    if launch.release.engine != "vllm" or launch.hardware != "cpu" or model is None:
+        return ""
+    if model.kind == "mla" and "CPU_MLA" not in launch.release.backends:
+        return "MLA"
+    return "Sparse Attention" if model.sparse else ""
 
 
 def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer: Judgement) -> Judgement:
