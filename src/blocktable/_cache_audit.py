@@ -132,6 +132,8 @@ def _heirs(s: State) -> None:
     listed = list(_follow(s.nodes[0][c.NEWER], 0, lambda node: s.nodes[node][c.NEWER], len(s.nodes)))
     if bare != set(listed) or len(listed) != s.meta[c.BLOCKLESS]:
         _broken("L10", f"the nodes without a block are {sorted(bare)}, listed are {listed}")
+    if len(listed) > s.meta[c.BLOCKLESS_MOST]:
+        _broken("L10", f"{len(listed)} nodes have no block, more than {s.meta[c.BLOCKLESS_MOST]}")
     for node in s.alive:
         if s.nodes[node][c.HEIRS] != heirs[node] or (node in bare and not heirs[node]):
             _broken("L10", f"node {node} counts heirs {s.nodes[node][c.HEIRS]:#x}, it has {heirs[node]:#x}", node=node)

@@ -329,6 +329,17 @@ def test_a_window_needs_only_the_blocks_of_its_last_window():
     cache.check()
 
 
+def test_prefixes_that_a_window_left_without_a_block_are_capped_and_the_oldest_forgotten_first():
+    group = Group(blocktable.plan(max_model_len=64, block_size=1), kind="window", window=3)
+    cache = KVCache([group], num_blocks=12, max_rows=2)
+    for token in range(40):
+        cache.extend([0], [0, 1], [token])
+        assert cache._meta[c.BLOCKLESS] == min(max(token + 1 - 11, 0), 12)  # 11 prefixes have a block, held or idle
+        cache.check()
+        kept = token + 1 - 11 <= 12  # else the beginning is gone, and nothing behind it is found
+        assert hit(cache, [*range(token + 1), 0]) == (token + 1 if kept else 0)
+
+
 def test_hybrid_hits_are_the_longest_that_every_group_can_serve():
     full, half = (blocktable.plan(max_model_len=64, block_size=n) for n in (8, 4))
     cache = KVCache([full, Group(half, kind="window", window=5)], num_blocks=40, max_rows=2)
