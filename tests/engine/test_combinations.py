@@ -35,20 +35,24 @@ def build(source, block_size: int, on: dict[str, bool], **options) -> Engine:
     )
 
 
-def ask(engine: Engine, prompts: list[list[int]], on: dict[str, bool]) -> list[list[list[int]]]:
-    """Ask all prompts at once or one after the other, then some of them again."""
+def ask(engine: Engine, prompts: list[list[int]], on: dict[str, bool]) -> list[tuple[list[int], list[list[int]]]]:
+    """Ask all prompts at once, or some one after the other, then the first again; return pairs of prompt and answers."""
     options = {"max_tokens": COUNT, "samples": 2 if on["forked"] else 1}
-    waves = [prompts, prompts[:1]] if on["batched"] else [[prompt] for prompt in (*prompts, *prompts[:1])]
-    return [[one.tokens for one in answer] for wave in waves for answer in engine.generate(wave, **options)]
+    waves = [prompts, prompts[:1]] if on["batched"] else [prompts[:1], prompts[1:2], prompts[:1]]
+    found = [(wave, engine.generate(wave, **options)) for wave in waves]
+    return [
+        (prompt, [one.tokens for one in answer])
+        for wave, answers in found
+        for prompt, answer in zip(wave, answers, strict=True)
+    ]
 
 
 def agree(model, prompts, block_size: int, on: dict[str, bool], **options) -> Engine:
     """Hold one way of running to transformers' words."""
     source = model.folder if options.get("workers") else model.model
     with build(source, block_size, on, **options) as engine:
-        found = ask(engine, prompts, on)
-        expected = [model.answer(prompt, COUNT) for prompt in (*prompts, *prompts[:1])]
-        assert found == [[answer] * (2 if on["forked"] else 1) for answer in expected]
+        for prompt, answers in ask(engine, prompts, on):
+            assert answers == [model.answer(prompt, COUNT)] * (2 if on["forked"] else 1), (on, prompt)
         stats = engine.cache.stats()
         assert stats["held"] == stats["fenced"] == 0
         assert stats["hit_tokens"] > 0 or not on["prefix"] or block_size > 40

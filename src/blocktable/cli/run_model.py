@@ -177,6 +177,10 @@ def _line(path: str, number: int, line: str) -> dict[str, Any]:
                 values={"line": number, "name": name},
                 remedy=f"give {', '.join(known)} only, each of its own type",
             )
+    if not all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in found.get("messages", ())):
+        raise ArgumentError(
+            f"{path} line {number}: a message has no content", remedy='write {"role": "user", "content": "…"}'
+        )
     return found
 
 

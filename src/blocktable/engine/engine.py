@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from jinja2 import TemplateError
 
 from blocktable.cache import KVCache
 from blocktable.engine.executors import Executor, Here, Processes, Result, Spec, WorkerDied
@@ -154,14 +155,19 @@ class Engine:
         return Request(prompt=tuple(self.encode(prompt)), **options)
 
     def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's token ids."""
-        if isinstance(prompt, str) and self.tokenizer.chat_template:
-            prompt = [{"role": "user", "content": prompt}]
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
-        if prompt and isinstance(prompt[0], dict):
-            return list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
-        return [int(token) for token in prompt]
+        """Return a prompt's token ids; without a chat template, what a chat says is one text."""
+        if not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], dict)):
+            return [int(token) for token in prompt]
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        try:
+            if self.tokenizer.chat_template:
+                return list(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+            return list(self.tokenizer("\n\n".join(message["content"] for message in chat))["input_ids"])
+        except (KeyError, TypeError, TemplateError) as error:
+            raise ArgumentError(
+                f"the model's chat template does not take this chat: {error or type(error).__name__}",
+                remedy='write messages as {"role": "user", "content": "…"}; not every model knows the role system',
+            ) from error
 
     def stop_tokens(self) -> frozenset[int]:
         """Return the model's end-of-sequence tokens."""
