@@ -349,3 +349,20 @@ def test_what_a_cpu_lacks_is_refused(model: Any, tmp_path: Path, capsys: pytest.
         model(config)
         answer = Answer(f"--engine vllm=={version} --gpu cpu --model {tmp_path} --max-model-len 9416", capsys)
         assert (answer.code, answer.json["error"]) == (1, error)
+
+
+def test_which_mla_runs_on_a_cpu_hangs_on_its_tiles(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model({name: value for name, value in DEEPSEEK.items() if name != "rope_scaling"})
+    line = f"--gpu cpu --model {tmp_path} --max-model-len 9416 --backend"
+    for version, backend, code, runs in (
+        ("0.32.0", "FLASHMLA", 3, None),
+        ("0.32.0", "CPU_MLA", 0, "CPU_MLA"),
+        ("0.32.0", "AMX_MLA", 0, "AMX_MLA"),
+        ("0.28.0", "FLASHMLA", 0, "CPU_MLA"),
+    ):
+        answer = Answer(f"--engine vllm=={version} {line} {backend}", capsys)
+        assert (answer.code, answer.json["backend"]) == (code, runs)
+        if backend == "FLASHMLA":
+            assert any("ignores FLASHMLA on a CPU" in text for text in answer.json["assumed"])

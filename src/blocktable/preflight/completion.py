@@ -20,15 +20,22 @@ def complete(launch: Launch) -> tuple[Launch, tuple[str, ...]]:
     if launch.max_model_len is None and model and model.max_model_len:
         launch = replace(launch, max_model_len=model.max_model_len)
         notes.append(f"a longest request of {model.max_model_len} tokens, the model's own")
-    if launch.hardware == "cpu" and release.engine == "vllm" and launch.backend and "CPU" not in launch.backend.upper():
-        ignored, mla = launch.backend, model.kind == "mla" if model else "MLA" in launch.backend.upper()
-        launch = replace(launch, backend="CPU_MLA" if mla else "CPU_ATTN")
-        notes.append(f"{launch.backend}, since {release} ignores {ignored} on a CPU")
+    if launch.hardware == "cpu" and release.engine == "vllm" and launch.backend and not _for_cpu(launch.backend):
+        latent = model.kind == "mla" if model else "MLA" in launch.backend.upper()
+        taken = "CPU_MLA" if latent else "CPU_ATTN"
+        if latent and "AMX_MLA" in release.backends:
+            taken = "CPU_MLA, or AMX_MLA where the CPU has AMX tiles"
+        notes.append(f"{taken}, since {release} ignores {launch.backend} on a CPU")
+        launch = replace(launch, backend=None if "," in taken else taken)
     elif launch.backend is None and (choice := choose(launch)) and choice.backend:
         launch = replace(launch, backend=choice.backend)
         passed = f" (passed over {choice})" if choice.passed else ""
         notes.append(f"{choice.backend}, which {release} chooses on {launch.hardware}{passed}")
     return launch, tuple(notes)
+
+
+def _for_cpu(backend: str) -> bool:
+    return backend.upper().rpartition(":")[2].startswith(("CPU_", "AMX_"))
 
 
 def companions(launch: Launch) -> tuple[Contract, ...]:
