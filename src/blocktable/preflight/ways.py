@@ -10,9 +10,10 @@ from blocktable.errors import BlockTableError
 from blocktable.geometry import Geometry
 from blocktable.geometry import ways_out as geometry_ways_out
 from blocktable.preflight.completion import complete, listed_sizes
-from blocktable.preflight.judgement import Judgement, allocated, assess, missing_length
+from blocktable.preflight.judgement import Judgement, assess
 from blocktable.preflight.launch import Draft, Launch
 from blocktable.preflight.memory import longest_that_fits
+from blocktable.preflight.sizing import allocated, missing_length
 
 __all__ = ["ways_out"]
 
