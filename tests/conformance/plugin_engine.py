@@ -141,6 +141,11 @@ def traced(path, count):
     return asked, lengths
 
 
+def warm_up(worker):
+    """Run a rank once by itself: without a compiler vLLM's CPU worker does not, and later ranks lack a buffer for it."""
+    worker.model_runner._dummy_run(8)
+
+
 def worker_facts(worker):
     """What one worker says of itself: the class of its tables, and the findings of its observer."""
     from blocktable.integrations import vllm_observe, vllm_tables
@@ -180,6 +185,8 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
     began = time.monotonic()
     llm = LLM(model=str(make_model(model)), **(given | engine))
     loaded = time.monotonic() - began
+    if "pipeline_parallel_size" in engine:
+        llm.collective_rpc(warm_up)
     asked, lengths = chats(make_model(model)) if model == "smollm2" else prompts(), ANSWERS
     if small:
         asked, lengths = asked[:3], [n // 4 for n in ANSWERS[:3]]
