@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "BLOCKTABLE_VLLM": "0"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn", "BLOCKTABLE_VLLM": "off"}
 
 import torch
 from _harness import Bench, Side

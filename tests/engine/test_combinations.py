@@ -14,13 +14,13 @@ MODELS = ("llama", "qwen", "mistral", "deepseek-v2", "deepseek-v3", "hybrid")
 COUNT = 7
 
 
-def build(source, block_size: int, on: dict[str, bool], **options) -> Engine:
+def build(model, block_size: int, on: dict[str, bool], **options) -> Engine:
     """Make an engine with switches on or off, and every check that there is."""
     longest = 80
     rows = -(-longest // block_size)
-    groups = 2 if "hybrid" in str(source) else 1
+    groups = len(set(getattr(model.model.config, "layer_types", None) or ["full"]))
     return Engine(
-        source,
+        model.folder if options.get("workers") else model.model,
         block_size=block_size,
         max_model_len=longest,
         num_blocks=1 + groups * rows * (1 if on["preempted"] else 12) + (block_size < 16) * 20,
@@ -49,8 +49,7 @@ def ask(engine: Engine, prompts: list[list[int]], on: dict[str, bool]) -> list[t
 
 def agree(model, prompts, block_size: int, on: dict[str, bool], **options) -> Engine:
     """Hold one way of running to transformers' words."""
-    source = model.folder if options.get("workers") else model.model
-    with build(source, block_size, on, **options) as engine:
+    with build(model, block_size, on, **options) as engine:
         for prompt, answers in ask(engine, prompts, on):
             assert answers == [model.answer(prompt, COUNT)] * (2 if on["forked"] else 1), (on, prompt)
         stats = engine.cache.stats()
@@ -100,9 +99,9 @@ def test_two_worker_processes_in_every_combination(name: str, tiny, prompts) -> 
 def test_seeded_samples_do_not_depend_on_how_they_are_run(tiny, prompts) -> None:
     model = tiny("llama")
     options = {"max_tokens": COUNT, "temperature": 0.7, "seed": 5}
-    with build(model.model, 16, dict.fromkeys(SWITCHES, False)) as plain:
+    with build(model, 16, dict.fromkeys(SWITCHES, False)) as plain:
         alone = [[plain.generate([p], **options | {"seed": 5 + i})[0][0].tokens for i in range(3)] for p in prompts]
-    with build(model.model, 16, dict.fromkeys(SWITCHES, True)) as engine:
+    with build(model, 16, dict.fromkeys(SWITCHES, True)) as engine:
         together = [[one.tokens for one in answer] for answer in engine.generate(prompts, samples=3, **options)]
     assert together == alone
     assert all(a != b for a, b, _ in alone)
@@ -110,7 +109,7 @@ def test_seeded_samples_do_not_depend_on_how_they_are_run(tiny, prompts) -> None
 
 def test_a_wrong_slot_is_noticed(tiny, prompts) -> None:
     model = tiny("llama")
-    with build(model.model, 16, dict.fromkeys(SWITCHES, False)) as engine:
+    with build(model, 16, dict.fromkeys(SWITCHES, False)) as engine:
         tables = engine.executor.worker.tables
         honest = tables.prepare
 
