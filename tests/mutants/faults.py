@@ -46,9 +46,9 @@ FAULTS = [
         "K1",
         T,
         "state.py",
-        "total += max_rows * shape.width",
-        "total += max_rows * (shape.width - 1)",
-        "L1 L2 L3 L4 L5 L8",
+        "info[g, k.WIDTH], info[g, k.BASE], info[g, k.KERNEL_WIDTH] = shape.width, total",
+        "info[g, k.WIDTH], info[g, k.BASE], info[g, k.KERNEL_WIDTH] = max(shape.width - 1, 1), total",
+        "L1 L2 L3 L4 L5 L11",
     ),
     # K2 row-overflow
     Fault(

@@ -158,8 +158,8 @@ def run_machine(machine: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=50,
+            max_examples=40,
+            stateful_step_count=40,
             deadline=None,
             database=None,
             derandomize=True,
@@ -187,12 +187,25 @@ def cache_machine() -> None:
 
 
 def plan_machine() -> None:
-    """The property test of plan against a search that knows the rules alone."""
-    import pytest
-
-    test = str(ROOT / "tests" / "property" / "test_geometry_brute_force.py")
-    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--rootdir", str(ROOT), test])
-    assert code == 0, f"pytest {code}"
+    """Plan against a search that knows the rules alone."""
+    rng = Random(3)
+    for _ in range(1500):
+        kernel, ratio, ranks, tokens = (
+            rng.choice([1, 2, 3, 4, 6, 8]),
+            rng.randint(1, 4),
+            rng.choice([1, 2]),
+            rng.randint(1, 90),
+        )
+        block, multiple, ahead, extra = kernel * ratio, rng.randint(1, 30), rng.choice([0, 5]), rng.choice([0, 3])
+        sizes = (kernel, rng.choice([1, 2, 3]) * kernel)
+        contract = Contract("one", kernel_block_sizes=sizes, width_rule=TokenMultiple(multiple))
+        how = {"max_model_len": tokens, "lookahead": ahead, "extra_blocks": extra, "cp_size": ranks}
+        found = plan(block_size=block, contracts=[contract], **how)
+        best = max(size for size in sizes if block % size == 0)
+        blocks = next(n for n in range(1000) if n * block * ranks >= tokens + ahead) + extra
+        width = next(w for w in range(10**6) if w >= blocks * (block // best) and w * best % multiple == 0)
+        assert (found.kernel_block_size, found.min_blocks) == (best, blocks)
+        assert (found.kernel_width, found.width) == (width, width * best // block)
 
 
 def device_machine() -> None:

@@ -169,15 +169,17 @@ class CacheSanitizer(Looks):
             if (begin + sizes <= self.largest).all():
                 self._find(Broken("L9", f"refused for ever, though rows of {self.largest} tokens fit: {error.message}"))
             return
-        limit = named.get("limit", args[4] if len(args) > 4 and verb == "admit" else None)
-        # The most it can take, and the least there is: no hit, every shared block copied, no window moved.
-        end = begin + sizes if limit is None or verb != "admit" else np.minimum(sizes, limit)
-        if verb == "admit" and limit is not None:
+        if verb == "admit" and (named.get("limit") is not None or len(args) > 4):
             return  # what is computed lies behind what is cached, which is not known of a refused call
-        needed = sum(
-            int((self._columns(g, end) - self.shadow.counts[g, rows] * (verb == "extend")).sum()) + rows.size
-            for g in range(len(self.units))
-        )
+        # The most it can take, and the least there is: nothing found cached, no window moved.
+        end = begin + sizes
+        needed = 0
+        for g in range(len(self.units)):
+            held = self.shadow.counts[g, rows] * (verb == "extend")
+            needed += int((self._columns(g, end) - held).sum())
+            if verb == "extend":
+                old = self._written(g, rows, begin, sizes > 0)[1]
+                needed += int(np.count_nonzero(self.blocks.owners[old] > 1))
         there = self.blocks.owners.size - 1 - self.blocks.held - len(self.blocks.fenced)
         if needed + named.get("headroom", 0) <= there:
             self._find(Broken("L9", f"refused for want of blocks: at most {needed} are needed, {there} can be had"))
@@ -526,15 +528,7 @@ class CacheSanitizer(Looks):
 
     def _rewritten(self, g: int, rows: Ints, begin: Ints, growing: Any) -> None:
         """Follow the blocks that exist and that tokens from ``begin`` on are written into; shared ones are copied (L8)."""
-        unit, counts = self.units[g], self.shadow.counts[g, rows]
-        if unit.kind == "state":
-            sizes = np.where(growing, counts, 0)
-            each, columns = np.repeat(rows, sizes), ragged(np.zeros_like(sizes), sizes)
-        else:
-            partly = growing & (begin % unit.span != 0)
-            each, columns = rows[partly], begin[partly] // unit.span
-        at = self.shadow.base[g] + each * unit.width + columns
-        old = self.shadow.flat[at].astype(np.int64)
+        at, old, each, columns = self._written(g, rows, begin, growing)
         if (self.blocks.owners[old] > 1).any():
             new = self.shadow.observed(g, at).astype(np.int64)
             for i in range(old.size):
@@ -544,6 +538,18 @@ class CacheSanitizer(Looks):
             self._write(g, at, new, each, self.shadow.counts[g, each])
         inside = old[(old > 0) & (old < self.blocks.owners.size)]
         self.blocks.content[inside] = NOTHING
+
+    def _written(self, g: int, rows: Ints, begin: Ints, growing: Any) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the entries that exist and that tokens from ``begin`` on are written into: place, block, row, column."""
+        unit, counts = self.units[g], self.shadow.counts[g, rows]
+        if unit.kind == "state":
+            sizes = np.where(growing, counts, 0)
+            each, columns = np.repeat(rows, sizes), ragged(np.zeros_like(sizes), sizes)
+        else:
+            partly = growing & (begin % unit.span != 0)
+            each, columns = rows[partly], begin[partly] // unit.span
+        at = self.shadow.base[g] + each * unit.width + columns
+        return at, self.shadow.flat[at].astype(np.int64), each, columns
 
     def _copied(self, g: int, row: int, column: int, old: int, new: int) -> None:
         """Follow one copy-on-write."""
