@@ -90,6 +90,7 @@ def _resolved(record: Record, version: Version) -> Contract:
 def _only(record: Record) -> str:
     grouped = {True: ", only grouped queries", False: ", no grouped queries", None: ""}[record.only_grouped]
     grouped += ", only a quantized KV cache" if record.only_quantized else ""
+    grouped += ", only MLA" if record.only_latent else ""
     return (f"only {_list(record.only_head_sizes)}" if record.only_head_sizes else "") + grouped
 
 

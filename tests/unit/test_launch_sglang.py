@@ -113,6 +113,16 @@ LATENT = {**SIZES, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_di
         ({**LATENT, "model_type": "deepseek_v3"}, "h100", "", "fa3", 1),
         ({**LATENT, "model_type": "deepseek_v3"}, "rtx-pro-6000", "", "triton", 1),
         ({**LATENT, "model_type": "deepseek_v32", "index_topk": 2048}, "b200", "--page-size 16", "dsa", 64),
+        ({**SIZES, "model_type": "llama"}, "b200", "--attention-backend fa4 --page-size 16", "fa4", 128),
+        ({**LATENT, "model_type": "deepseek_v3"}, "b200", "--attention-backend fa4 --page-size 16", "fa4", 16),
+        ({**SIZES, "model_type": "llama"}, "xpu", "--attention-backend intel_xpu --page-size 16", "intel_xpu", 128),
+        (
+            {**LATENT, "model_type": "deepseek_v3"},
+            "xpu",
+            "--attention-backend intel_xpu --page-size 16",
+            "intel_xpu",
+            16,
+        ),
     ],
 )
 def test_what_it_takes_by_itself(

@@ -52,6 +52,7 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     only_head_sizes: list[int] = []
     only_grouped: bool | None = None
     only_quantized: bool | None = None
+    only_latent: bool | None = None
     kv_dtypes: dict[str, list[str]] = {}
     qk_nope_head_sizes: list[int] = []
     unsuited: dict[str, str] = {}
@@ -133,7 +134,8 @@ class Record:
     """A contract, the versions it speaks for, how it is known in which of them, and the call that its backend makes.
 
     With ``only_head_sizes`` it speaks for models of those head sizes alone, with ``only_grouped`` for those with grouped
-    queries, or without, with ``only_quantized`` for KV caches in 8 bits or fewer, or others.
+    queries, or without, with ``only_quantized`` for KV caches in 8 bits or fewer, or others,
+    with ``only_latent`` for models that cache a latent (MLA), or others.
     """
 
     contract: Contract
@@ -141,20 +143,23 @@ class Record:
     only_head_sizes: tuple[int, ...]
     only_grouped: bool | None
     only_quantized: bool | None
+    only_latent: bool | None
     known: tuple[tuple[Evidence, SpecifierSet], ...]
     calls: Call | None
 
     @property
     def special(self) -> bool:
         """Whether it speaks for some models alone."""
-        return bool(self.only_head_sizes) or self.only_grouped is not None or self.only_quantized is not None
+        others = (self.only_grouped, self.only_quantized, self.only_latent)
+        return bool(self.only_head_sizes) or any(one is not None for one in others)
 
-    def suits(self, head_size: int | None, grouped: bool | None, quantized: bool | None) -> bool:
-        """Whether it speaks for a model of that head size, with or without grouped queries, and for such a KV cache."""
+    def suits(self, head_size: int | None, grouped: bool | None, quantized: bool | None, latent: bool | None) -> bool:
+        """Whether it speaks for such a model and for such a KV cache."""
         return (
             (not self.only_head_sizes or head_size in self.only_head_sizes)
             and self.only_grouped in (None, grouped)
             and self.only_quantized in (None, quantized)
+            and self.only_latent in (None, latent)
         )
 
     def speaks_for(self, version: Version) -> bool:
@@ -323,7 +328,7 @@ def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str
 def _record(backend: _Backend, engine: str, refusals: Mapping[str, str], where: "_Where", index: int) -> Record:
     fields = {name: getattr(backend, name) for name in backend.__struct_fields__}
     calls, name, heads = fields.pop("calls"), fields.pop("name"), tuple(fields.pop("only_head_sizes"))
-    grouped, quantized = fields.pop("only_grouped"), fields.pop("only_quantized")
+    grouped, quantized, latent = (fields.pop(f"only_{what}") for what in ("grouped", "quantized", "latent"))
     # An entry's empty text takes back the text that the file gives for all.
     fields["refusals"] = {check: text for check, text in (dict(refusals) | fields["refusals"]).items() if text}
     known = tuple(
@@ -348,6 +353,7 @@ def _record(backend: _Backend, engine: str, refusals: Mapping[str, str], where: 
         heads,
         grouped,
         quantized,
+        latent,
         known,
         calls,
     )

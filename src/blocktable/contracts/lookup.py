@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["get_contract", "list_contracts"]
 
-Facts: TypeAlias = tuple[str | None, int | None, bool | None, bool | None]
-"""Compute capability, head size, grouped queries and a quantized KV cache, as far as they are known."""
+Facts: TypeAlias = tuple[str | None, int | None, bool | None, bool | None, bool | None]
+"""Compute capability, head size, grouped queries, a quantized KV cache and a latent one, as far as they are known."""
 
 _DEFAULT_HARDWARE = "10.0"
 _WEAKNESS = ("run", "read", "inferred", "carried")
@@ -41,6 +41,7 @@ def get_contract(
     head_size: int | None = None,
     grouped: bool | None = None,
     quantized: bool | None = None,
+    latent: bool | None = None,
     companions: Mapping[str, str] | None = None,
 ) -> Contract:
     """Return what a backend demands, in the release asked for (the newest known one without a version).
@@ -51,9 +52,9 @@ def get_contract(
         ``"NAME"``, ``"engine:NAME"`` or ``"engine:NAME@version"``; aliases and any case are understood.
     hardware
         A compute capability such as ``"10.0"``, which is also what is taken where rules differ by it and none is given.
-    head_size, grouped, quantized
-        The model's head size, whether several queries of a rank share a key, and whether the KV cache is in 8 bits or
-        fewer: where a kernel has a rule of its own for some of these; without them the rule for the others.
+    head_size, grouped, quantized, latent
+        The model's head size, whether several queries of a rank share a key, whether the KV cache is in 8 bits or fewer, and
+        whether it holds a latent (MLA): where a kernel has a rule of its own for some of these; without them the rule for the others.
     companions
         Versions of kernel packages to judge by, such as ``{"flashinfer": "0.6.15"}``, in place of those that the
         release requires.
@@ -71,7 +72,11 @@ def get_contract(
         return contract
     try:
         return _from_catalogue(
-            backend, engine, version, (hardware, head_size, grouped, quantized), tuple((companions or {}).items())
+            backend,
+            engine,
+            version,
+            (hardware, head_size, grouped, quantized, latent),
+            tuple((companions or {}).items()),
         )
     except UnknownName as error:
         contracts, problems = plugin_contracts()
@@ -92,7 +97,7 @@ def list_contracts(
     """
     engines = known_engines() if engine is None else (engine_name(engine),)
     found = [
-        _build(catalogue(one), name, release(one, version), (hardware, None, None, None), ())
+        _build(catalogue(one), name, release(one, version), (hardware, None, None, None, None), ())
         for one in engines
         for name in release(one, version).backends
         if name in catalogue(one).records
@@ -233,12 +238,12 @@ def _nearest(data: "Catalogue", name: str, version: "Version") -> list["Record"]
 
 
 def _for_facts(every: list["Record"], facts: Facts, name: str) -> "Record":
-    hardware, head_size, grouped, quantized = facts
+    hardware, head_size, grouped, quantized, latent = facts
     special = [
         record
         for record in every
         if record.special
-        and record.suits(head_size, grouped, quantized)
+        and record.suits(head_size, grouped, quantized, latent)
         and any(runs_on(one, hardware or _DEFAULT_HARDWARE) for one in record.contract.hardware)
     ]
     records = special or [record for record in every if not record.special]

@@ -117,6 +117,7 @@ class Launch:
             head_size=self.model.head_size if self.model else None,
             grouped=self.model.grouped(self.tensor_parallel) if self.model else None,
             quantized=None if self.kv_dtype == "auto" else quantized(self.kv_dtype),
+            latent=self.model.kind == "mla" if self.model else None,
             companions=self.kernels,
         )
 
