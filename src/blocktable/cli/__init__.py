@@ -6,12 +6,9 @@ Exit codes: 0 done or accepted · 1 refused, or a finding · 2 wrong usage or in
 
 import io
 import os
-import shutil
 import sys
-import traceback
 from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -63,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(_usage())  # noqa: T201 - a command's output
         return 0
+    from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
+
     near = get_close_matches(name, COMMANDS, n=1)
     wrong = f"blocktable: no command {name!r}" + (f"; did you mean {near[0]}?" if near else "") if name else ""
     print("\n".join(filter(None, (wrong, _usage()))), file=sys.stderr)  # noqa: T201 - a command's output
@@ -106,6 +105,8 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception:  # noqa: BLE001 - a defect of ours must not exit like a verdict
+        import traceback  # noqa: PLC0415 - only a defect needs it
+
         traceback.print_exc()
         return _DEFECT
     return code
@@ -120,7 +121,11 @@ def _start(name: str, arguments: list[str]) -> int | None:
     module = import_module(f"blocktable.cli.{MODULES[name]}")
     if not hasattr(module, "options"):
         return _start_typer(name, module, arguments)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _NO_TERMINAL
+    columns = _NO_TERMINAL
+    if sys.stdout.isatty():
+        from shutil import get_terminal_size  # noqa: PLC0415 - a pipe does without
+
+        columns = get_terminal_size().columns
     parser = ArgumentParser(
         prog=f"blocktable {name}", allow_abbrev=False, formatter_class=partial(HelpFormatter, width=columns)
     )
