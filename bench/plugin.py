@@ -3,7 +3,7 @@
     python bench/plugin.py [ROUNDS]        in the environment of `make peers`; writes bench/results/plugin.json
 
 A real engine on the CPU with a model that does nothing: one layer whose forward returns its embeddings, so that a step is
-the engine's own work. 256 requests decode 128 tokens each. Stock tables and ours take turns in the same engine, round by
+the engine's own work. 256 requests decode 64 tokens each. Stock tables and ours take turns in the same engine, round by
 round, whenever no request is live. First as vLLM's CPU runner has them, host and device in one; then with a device copy of
 its own, 256 rows of 8192 entries.
 """
@@ -27,7 +27,7 @@ warnings.filterwarnings("ignore")
 
 from _harness import Bench, Row  # noqa: E402
 
-REQUESTS, TOKENS, BLOCK, WIDTH = 256, 128, 32, 8192
+REQUESTS, TOKENS, BLOCK, WIDTH = 256, 64, 32, 8192
 CALLS = (
     "append_row", "add_row", "clear_row", "move_row", "swap_row", "commit_block_table", "compute_slot_mapping",
 )  # fmt: skip
