@@ -125,7 +125,7 @@ def command(
     drafts = line.speculative_tokens if lookahead is None else parse_count(lookahead, "--lookahead", least=0)
     ranks = None if cp_size is None else parse_count(cp_size, "--cp-size")
     split = line.tensor_parallel if tensor_parallel_size is None else parse_count(tensor_parallel_size, "-tp")
-    memory = line.memory if gpu_memory is None else parse_bytes(gpu_memory, "--gpu-memory")
+    memory = line.memory if gpu_memory is None else _gpu_memory(gpu_memory)
     override = num_gpu_blocks_override
     blocks = line.num_blocks if override is None else parse_count(override, "--num-gpu-blocks-override")
     dtype = _cache_dtype((kv_cache_dtype or line.kv_dtype).lower(), line.engine)
@@ -181,6 +181,18 @@ def command(
     else:
         print_rows([row for answer in answers for row in _rows(answer)])
     return _EXIT[worst(answers).verdict]
+
+
+def _gpu_memory(text: str) -> int:
+    """Read the size of a KV cache; a bare number counts bytes, which nobody means by 80."""
+    size = parse_bytes(text, "--gpu-memory")
+    if text.strip().isdigit() and size < 2**20:
+        raise ArgumentError(
+            f"--gpu-memory {text}: a bare number counts bytes",
+            values={"--gpu-memory": text},
+            remedy=f"write {text}GiB, or another unit",
+        )
+    return size
 
 
 def _cache_dtype(dtype: str, engine: str) -> str:
