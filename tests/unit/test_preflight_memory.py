@@ -204,3 +204,20 @@ def test_a_state_that_is_not_known_leaves_the_block_open(check: Any) -> None:
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError):
         parse_bytes(text, "--gpu-memory")
+
+
+def test_two_steps_under_way_are_said(check: Any) -> None:
+    line = (
+        "--gpu h100 --max-model-len 4096 --block-size 32 --gpu-memory 6MiB -- vllm serve M --max-num-batched-tokens 512"
+    )
+    answer = check(WINDOW, line)[1]
+    assert answer["memory"]["blocks_per_request"] == 65  # 1023 of the window and 2 · 512 under way, in blocks of 32
+    assert any("asynchronous scheduling" in text for text in answer["assumed"])
+    for more, engine, blocks in (
+        ("--no-async-scheduling", "0.32.0", 49),
+        ("--async-scheduling", "0.32.0", 65),
+        ("", "0.25.1", 49),
+    ):
+        answer = check(WINDOW, f"{line} {more}", engine=f"vllm=={engine}")[1]
+        assert answer["memory"]["blocks_per_request"] == blocks
+        assert not any("asynchronous scheduling" in text for text in answer["assumed"])

@@ -14,7 +14,7 @@ from blocktable.preflight.launch import Launch
 from blocktable.preflight.layers import Layers
 from blocktable.preflight.model import Model
 
-__all__ = ["Memory", "Unknown", "attention_bytes", "longest_that_fits", "measure", "state_bytes"]
+__all__ = ["Memory", "Unknown", "attention_bytes", "longest_that_fits", "measure", "state_bytes", "supposes_two_steps"]
 
 _BYTES: Final[Mapping[str, int]] = {
     "bfloat16": 2,
@@ -252,6 +252,12 @@ def _in_flight(launch: Launch, length: int) -> int:
     if launch.batched_tokens is None:
         raise Unknown("the tokens of a step (--max-num-batched-tokens), which a window holds beside its own")
     return min(_steps(launch) * launch.batched_tokens, length)
+
+
+def supposes_two_steps(launch: Launch) -> bool:
+    """Whether the blocks of a request rest on two steps under way, which the launch does not say."""
+    windows = launch.model is not None and launch.model.kept is not None and launch.model.kept.window > 0
+    return windows and launch.async_scheduling is None and _steps(launch) > 1
 
 
 def _steps(launch: Launch) -> int:

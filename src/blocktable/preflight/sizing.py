@@ -7,7 +7,7 @@ from blocktable.geometry import Geometry, plan
 from blocktable.preflight.completion import companions, own_block_size
 from blocktable.preflight.hybrid import block_that_holds_a_state
 from blocktable.preflight.launch import Launch
-from blocktable.preflight.memory import Memory, Unknown, longest_that_fits, measure
+from blocktable.preflight.memory import Memory, Unknown, longest_that_fits, measure, supposes_two_steps
 
 __all__ = ["allocated", "block_of", "fit_length", "length_of", "missing_length", "pool_of"]
 
@@ -54,7 +54,10 @@ def pool_of(launch: Launch, contract: Contract | None, block: int | None) -> tup
     except Unknown as fact:
         return None, (f"a pool that holds a request of full length: not known without {fact}",) if given else ()
     missing = memory.missing if given else ()
-    return memory, tuple(f"a pool that holds a request of full length: not known without {fact}" for fact in missing)
+    assumed = [f"a pool that holds a request of full length: not known without {fact}" for fact in missing]
+    if memory.blocks_per_request and supposes_two_steps(launch):
+        assumed.append("asynchronous scheduling, whose two steps under way a window holds beside its own tokens")
+    return memory, tuple(assumed)
 
 
 def missing_length(launch: Launch) -> tuple[str, ...]:
