@@ -344,19 +344,21 @@ class Study:
 
 
 def _one(i: int, cell: Cell, source: Source, engine: str | None, progress: Path | None) -> tuple[int, Record]:
-    """Run one cell, in whatever process; tell how far it is every third of a second."""
-    if progress is None:
-        return i, run_cell(cell, source, engine)
-    due = 0.0
+    """Run one cell, in whatever process; every third of a second tell how far it is, and stop if nobody waits for it."""
+    due, parent = 0.0, os.getppid()
 
-    def tell(simulation: Simulation) -> None:
+    def look(simulation: Simulation) -> None:
         nonlocal due
         now = time.monotonic()
-        if now >= due:
-            due = now + 0.3
+        if now < due:
+            return
+        due = now + 0.3
+        if os.getppid() != parent:  # the study was killed: its workers must not go on for minutes
+            raise SystemExit
+        if progress is not None:
             (progress / str(i)).write_text(f"{simulation.finished} {simulation.requests} {simulation.steps}")
 
-    return i, run_cell(cell, source, engine, tell)
+    return i, run_cell(cell, source, engine, look)
 
 
 def _key(cell: Cell, digest: str, engine: str | None) -> str:

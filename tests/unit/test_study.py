@@ -137,6 +137,14 @@ def test_a_worker_that_is_killed_costs_no_cell(tmp_path: Path) -> None:
     assert sorted(told) == list(range(len(CELLS)))
 
 
+def test_a_worker_whose_study_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(time, "monotonic", itertools.count().__next__)
+    with pytest.raises(SystemExit):
+        blocktable.study._one(0, CELLS[0], SOURCE, None, None)
+
+
 def test_a_cell_that_fails_ends_the_study_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> Record:
         raise ZeroDivisionError

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from blocktable.cli.flags import parse_length
+from blocktable.contracts import resolve_engine
 from blocktable.errors import ArgumentError, BlockTableError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def command(
     interrupted, with the counts so far.
     """
     try:
-        _usable(results, report)
+        _usable(results, report, engine)
         cells = _cells(
             block_size=_counts(block_size, "--block-size"),
             num_blocks=_counts(num_blocks, "--num-blocks", least=2),
@@ -193,8 +194,10 @@ def _wrong(error: BaseException) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _usable(results: Path | None, report: Path | None) -> None:
+def _usable(results: Path | None, report: Path | None, engine: str | None) -> None:
     """Refuse at once what could otherwise only be refused after hours."""
+    if engine is not None:
+        resolve_engine(engine)
     if results is not None and results.suffix not in (".csv", ".parquet"):
         raise ArgumentError(f"--results {results} is neither .csv nor .parquet", remedy="end the name in one of them")
     for path, package in (
