@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn", "BLOCKTABLE_VLLM": "off"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+    "BLOCKTABLE_VLLM": "off",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 
 import torch
 from _harness import Bench, Side
