@@ -205,7 +205,12 @@ FAULTS = [
         "L6 L7 L13",
     ),
     Fault(
-        "K6", D, REFERENCE, "0 <= rows[i] < info[-1, k.ROWS] else -1", "0 <= rows[i] < info[-1, k.ROWS] else 0", "L6"
+        "K6",
+        D,
+        REFERENCE,
+        "batch.rows[i], batch.seq_lens[i] = row, length",
+        "batch.rows[i], batch.seq_lens[i] = max(row, 0), length",
+        "L6",
     ),
     Fault("K6", D, REFERENCE, "out[group] = -1", "out[group] = 0", "L6"),
     # K7 kernel-split-units
@@ -375,7 +380,7 @@ FAULTS = [
         "shift = (block_id - i64(column)) % 4096 * block",
         "L7",
     ),
-    Fault("K15", D, REFERENCE, "slot = block_id * block +", "slot = (block_id * block).astype(np.int16) +", "L7"),
+    Fault("K15", D, REFERENCE, "slot = block_id * block +", "slot = (block_id * block).astype(np.int16) +", "L6 L7"),
     Fault(
         "K15",
         C,

@@ -98,8 +98,12 @@ def test_after_a_finding_that_is_only_counted_it_goes_on_from_what_is_there(capl
         made.truncate([1], [1])
         made.append([1], [0, 1], [9])
         made.commit()
-        assert made.sanitizer.report.counts == {"L4": 1}
-    assert len(caplog.records) == 1
+        # Nothing sends what nothing wrote: the commit finds that replicas differ. Afterwards all is as it is.
+        assert made.sanitizer.report.counts == {"L4": 1, "L11": 1}
+        made.append([1], [0, 1], [10])
+        made.commit()
+        assert len(made.sanitizer.report) == 2
+    assert len(caplog.records) == 2
 
 
 def test_several_objects_may_share_a_report():
