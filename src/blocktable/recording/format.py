@@ -89,9 +89,10 @@ def read(path: str | Path) -> Iterator[list[Any]]:
 def _bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
         raise ArgumentError(
-            f"{path} cannot be read: {error.strerror}", values={"path": str(path)}, remedy="name a recording"
+            f"{path} cannot be read: {why}", values={"path": str(path)}, remedy="name a recording"
         ) from None
     if data[:2] == b"\x1f\x8b":
         try:
