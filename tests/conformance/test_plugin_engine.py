@@ -96,7 +96,10 @@ def test_in_processes_of_their_own_the_plugin_comes_by_its_entry_point(engine, r
     settings = {**LLAMA, "processes": True, **ranks}
     (stock,), _ = engine({"mode": "off", **settings})
     (ours,), _ = engine({"mode": "tables,observe", **settings})
-    same(stock, ours)
+    assert ours["digest"] == stock["digest"]
+    # How many requests the engine has seen at its first step is up to its processes, and with it what is cached by then.
+    assert min(stock["cached"], ours["cached"]) > 1000
+    assert (stock["tables"], ours["tables"]) == (STOCK, OURS)
     assert (ours["observers"], ours["findings"]) == (2 if ranks else 1, {})
 
 
