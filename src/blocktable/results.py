@@ -35,13 +35,14 @@ COMPARED = {
 
 
 def differing(records: Sequence[Record]) -> list[str]:
-    """Return the settings in which the cells differ; of the pool's two measures the one with fewer values.
+    """Return the settings in which the cells differ; of the pool's two measures the one that every cell has, as given.
 
     >>> differing([{"block_size": 16, "max_rows": 8}, {"block_size": 32, "max_rows": 8}])
     ['block_size']
     """
     values = {name: {record.get(name) for record in records} - {None} for name in SETTINGS}
-    pool = min("num_blocks", "pool_tokens", key=lambda name: (len(values[name]) < 2, len(values[name])))
+    known = {name: sum(record.get(name) is not None for record in records) for name in SETTINGS}
+    pool = min("num_blocks", "pool_tokens", key=lambda name: (len(values[name]) < 2, -known[name], len(values[name])))
     other = {"num_blocks": "pool_tokens", "pool_tokens": "num_blocks"}[pool]
     return [name for name in SETTINGS if len(values[name]) > 1 and name != other]
 

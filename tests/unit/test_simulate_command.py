@@ -247,6 +247,97 @@ def test_an_interrupt_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert "interrupted before the first step" in result.err
 
 
+def test_lists_make_a_grid_of_which_every_cell_is_compared(tmp_path: Path) -> None:
+    """Two of four cells suit the kernel; those that cannot run say why, and are never on the front."""
+    grid = ["--block-size", "16,32", "--pool-tokens", "1k,2k", "--max-model-len", "256", "--jobs", "1", "--limit", "8"]
+    result = Result(*grid, "--backend", "FLASHINFER_MLA", "--json")
+    assert result.status == 0
+    cells = result.facts["cells"]
+    assert isinstance(cells, list)
+    assert [cell["verdict"] for cell in cells] == ["refused", "refused", "accepted", "accepted"]
+    assert [cell["front"] for cell in cells[:2]] == [False, False]
+    assert all(cell["unfit"] and "steps" not in cell for cell in cells[:2])
+    for cell in cells[2:]:
+        size = ["--block-size", str(cell["block_size"]), "--num-blocks", str(cell["num_blocks"]), "--limit", "8"]
+        alone = Result(*SMALL[:2], *size, "--json").facts
+        assert {name: cell[name] for name in alone if name != "us_per_step"} == {
+            name: value for name, value in alone.items() if name != "us_per_step"
+        }
+        assert cell.keys() >= {"hit_rate", "waste", "peak", "pool_tokens", "front", "verdict_reason"}
+    text = Result(*grid, "--backend", "FLASHINFER_MLA", "--results", str(tmp_path / "r.csv")).out
+    assert "block 16 · pool 1,000" in text
+    assert "block 16 · pool 1,000: no kernel block divides 16" in text
+    assert (tmp_path / "r.csv").read_text().count("\n") == 5
+    again = Result(*grid, "--backend", "FLASHINFER_MLA", "--results", str(tmp_path / "r.csv"))
+    assert "4 of 4 cells are done already" in again.err
+    assert again.out == text
+
+
+def test_a_grid_of_backends_and_prefix_caches() -> None:
+    names = ["--backend", "FLASHINFER_MLA,TRITON_MLA", "--prefix-cache", "off,lru", "--jobs", "1"]
+    cells = Result(*SMALL[:2], "--block-size", "32", "--limit", "3", *names, "--json").facts["cells"]
+    assert isinstance(cells, list)
+    assert [(cell["backend"], cell["prefix_cache"]) for cell in cells] == [
+        ("FLASHINFER_MLA", "off"),
+        ("FLASHINFER_MLA", "lru"),
+        ("TRITON_MLA", "off"),
+        ("TRITON_MLA", "lru"),
+    ]
+
+
+def test_an_interrupted_grid_keeps_what_is_done_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = [*SMALL[:2], "--block-size", "16,32,64", "--limit", "4", "--jobs", "1", "--results", str(tmp_path / "r.csv")]
+    right, begun = Simulation.run, []
+
+    def stops(self: Simulation, *rest: Callable[[], object]) -> object:
+        begun.append(self.geometry.block_size)
+        if len(begun) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return right(self, *rest)
+
+    monkeypatch.setattr(Simulation, "run", stops)
+    result = Result(*line)
+    assert result.status == 130
+    assert "interrupted after 1 of 3 cells; run the same line again to go on" in result.err
+    assert Result(*line).status == 0
+    assert begun == [16, 32, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--num-blocks", "10", "--pool-tokens", "20"], "both set the pool"),
+        (["--results", "r.xlsx"], ".parquet"),
+        (["--results", "no/such/folder/r.csv"], "does not exist"),
+        (["--report", "no/such/folder/r.html"], "does not exist"),
+        (["--block-size", "16,,x"], "block-size"),
+        (["--block-size", ","], "block-size"),
+        (["--block-size", "16,auto"], "block-size"),
+        (["--prefix-cache", "off,fifo"], "fifo"),
+        (["--block-size", "16,32", "--backend", "NO_SUCH"], "NO_SUCH"),
+        (["--block-size", "16,32", "--engine", "vllm==0.1"], "0.1"),
+        (["nothing.jsonl", "--block-size", "16,32"], "cannot read nothing.jsonl"),
+        (["--block-size", "16,32", "--ray", "local", "--jobs", "0"], "jobs"),
+    ],
+)
+def test_wrong_grids_exit_2_before_anything_runs(more: list[str], text: str) -> None:
+    result = Result(*more)
+    assert result.status == 2
+    assert text in result.err
+    assert result.out == ""
+
+
+def test_a_grid_in_which_no_cell_can_run_exits_2() -> None:
+    assert Result("--block-size", "16,48", "--backend", "FLASHINFER_MLA", "--limit", "2", "--jobs", "1").status == 2
+
+
+def test_a_single_run_can_be_a_report_too(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed: extra `report`")
+    path = tmp_path / "out.html"
+    assert Result(*SMALL, "--limit", "5", "--report", str(path)).status == 0
+    assert "the first 5 requests of a synthetic hour (seed 0)" in path.read_text()
+
+
 RUN = "import typer; from blocktable.cli.simulate import command; app = typer.Typer(); app.command()(command); app()"
 
 
