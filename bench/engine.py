@@ -15,11 +15,9 @@ os.environ |= {
 
 import torch
 from _harness import Bench, Side
-from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.generation import ContinuousBatchingConfig
 
-from blocktable.engine import Engine
-from blocktable.engine.smollm2 import smollm2
+# vLLM's process begins with the imports here, and its CPU worker stumbles over a Numba that is loaded before it: so ours
+# and transformers' are imported where they are used.
 
 TOKENS = 32
 BLOCK = 32
@@ -36,14 +34,17 @@ QUESTIONS = (
 )
 
 
-def ours(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+def ours(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     engine.cache.reset_prefix()
     answers = engine.generate(prompts, max_tokens=TOKENS, stop=frozenset())
     return [answer[0].tokens for answer in answers]
 
 
-def peer_transformers(prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
-    model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16).eval()
+def peer_transformers(folder: str, prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     generation = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     batching = ContinuousBatchingConfig(num_blocks=128, page_size=BLOCK, max_batch_tokens=512)
 
@@ -57,11 +58,11 @@ def peer_transformers(prompts: list[list[int]]) -> Callable[[], list[list[int]]]
     return run
 
 
-def peer_vllm(prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
+def peer_vllm(folder: str, prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=str(smollm2()),
+        model=folder,
         skip_tokenizer_init=True,
         max_model_len=2048,
         enforce_eager=True,
@@ -103,9 +104,11 @@ class Clock:
         return timed
 
 
-def bookkeeping(prompts: list[list[int]]) -> tuple[float, float]:
+def bookkeeping(folder: str, prompts: list[list[int]]) -> tuple[float, float]:
     """Return the parts of a decode step of 8 rows, in percent: cache, commit and slots; and all of the scheduler."""
-    engine = Engine(smollm2(), block_size=BLOCK, max_model_len=2048, ahead=False, dtype=torch.bfloat16)
+    from blocktable.engine import Engine
+
+    engine = Engine(folder, block_size=BLOCK, max_model_len=2048, ahead=False, dtype=torch.bfloat16)
     cache, whole = Clock(), Clock()
     cache.around(engine.cache, "extend", "confirm", "truncate", "free", "retire", "commit")
     cache.around(engine.executor.worker.tables, "apply", "prepare")
@@ -125,14 +128,18 @@ def bookkeeping(prompts: list[list[int]]) -> tuple[float, float]:
 
 
 def main() -> int:
+    from blocktable.engine import Engine
+    from blocktable.engine.smollm2 import smollm2
+
     torch.set_num_threads(2)
-    engine = Engine(smollm2(), block_size=BLOCK, max_model_len=2048, dtype=torch.bfloat16)
+    folder = str(smollm2())
+    engine = Engine(folder, block_size=BLOCK, max_model_len=2048, dtype=torch.bfloat16)
     prompts = [
         engine.encode([{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}])
         for question in QUESTIONS
     ]
-    hf = peer_transformers(prompts)
-    vllm = peer_vllm(prompts)
+    hf = peer_transformers(folder, prompts)
+    vllm = peer_vllm(folder, prompts)
     answers = ours(engine, prompts)
     # bfloat16 rounds differently in batches of other shapes: the peers must agree on how the answers begin.
     for peer in (hf, vllm):
@@ -146,7 +153,7 @@ def main() -> int:
     )
     count = TOKENS * len(prompts)
     print(f"tokens per second: ours {count / row.ours_us * 1e6:.1f}, transformers {count / row.peer_us * 1e6:.1f}")
-    cache, whole = bookkeeping(prompts)
+    cache, whole = bookkeeping(folder, prompts)
     print(
         f"of a decode step of {len(prompts)} rows: cache, commit, slots {cache:.2f} %, scheduler in all {whole:.2f} %"
     )
