@@ -78,14 +78,6 @@ FAULTS = [
         "if state[row * STATE_FIELDS + SEEN] == mark + 1:",
         "L8",
     ),
-    Fault(
-        "K2",
-        C,
-        "_cache_plan.py",
-        "_longest(lambda n: plan.needs(n) <= usable, widest)",
-        "_longest(lambda n: plan.needs(n) <= usable + 1, widest)",
-        "L2 L9",
-    ),
     # K3 read-past-row
     Fault("K3", T, KERNELS, "if block <= 0 or block >= limit:", "if block <= 0 or block > limit:", "L3"),
     Fault(
@@ -233,13 +225,20 @@ FAULTS = [
         "sorted({manager_block, *listed})",
         "L1 L12",
     ),
-    Fault("K8", P, "contracts/contract.py", "if manager_block % size == 0 and all(", "if all(", "L1 L12"),
+    Fault(
+        "K8",
+        P,
+        "contracts/contract.py",
+        "if manager_block % size == 0 and all(",
+        "if manager_block % size <= 1 and all(",
+        "L1 L12",
+    ),
     Fault(
         "K8",
         P,
         "contracts/contract.py",
         "all(contract.accepts_block(size) for contract in every)",
-        "any(contract.accepts_block(size) for contract in every)",
+        "all(contract.accepts_block(size) for contract in every[:1])",
         "L1 L12",
     ),
     # K9 cp-sharding
