@@ -1,6 +1,11 @@
-"""A hook of MkDocs: the measured results and the changelog, which live elsewhere, become pages of the site."""
+"""A hook of MkDocs: the measured results and the changelog, which live elsewhere, become pages of the site.
 
+Links from a page to files outside docs/ are named instead: the site does not have those files.
+"""
+
+import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -15,3 +20,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / source).read_text(encoding="utf-8").replace("../docs/", "")
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Say where a file lies that is no page."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./([^)]+)\)", r"\1 (`\2` in the repository)", markdown)
