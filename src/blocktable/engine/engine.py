@@ -165,7 +165,7 @@ class Engine:
             return list(self.tokenizer("\n\n".join(message["content"] for message in chat))["input_ids"])
         except (KeyError, TypeError, TemplateError) as error:
             raise ArgumentError(
-                f"the model's chat template does not take this chat: {error or type(error).__name__}",
+                f"the model's chat template does not take this chat: {type(error).__name__}: {error}",
                 remedy='write messages as {"role": "user", "content": "…"}; not every model knows the role system',
             ) from error
 
