@@ -8,6 +8,8 @@ from importlib.metadata import version
 import pytest
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+# Programs that the tests start; nothing in them is a test, and one imports what only long runs install.
+collect_ignore = ["plugin_engine.py", "triton_on_cpu.py"]
 
 
 @pytest.fixture(scope="session")

@@ -14,16 +14,22 @@ MODELS = ("llama", "qwen", "mistral", "deepseek-v2", "deepseek-v3", "hybrid")
 COUNT = 7
 
 
+def only_windows(model) -> bool:
+    """Tell whether every layer forgets what is far behind."""
+    return model.model.config.model_type == "mistral"
+
+
 def build(model, block_size: int, on: dict[str, bool], **options) -> Engine:
     """Make an engine with switches on or off, and every check that there is."""
     longest = 80
     rows = -(-longest // block_size)
     groups = len(set(getattr(model.model.config, "layer_types", None) or ["full"]))
+    spare = 20 if block_size < 16 and not only_windows(model) else 0
     return Engine(
         model.folder if options.get("workers") else model.model,
         block_size=block_size,
         max_model_len=longest,
-        num_blocks=1 + groups * rows * (1 if on["preempted"] else 12) + (block_size < 16) * 20,
+        num_blocks=1 + groups * rows * (1 if on["preempted"] else 12) + spare,
         max_rows=16,
         token_budget=16 if on["chunked"] else 512,
         prefix_cache=on["prefix"],
@@ -54,7 +60,9 @@ def agree(model, prompts, block_size: int, on: dict[str, bool], **options) -> En
             assert answers == [model.answer(prompt, COUNT)] * (2 if on["forked"] else 1), (on, prompt)
         stats = engine.cache.stats()
         assert stats["held"] == stats["fenced"] == 0
-        assert stats["hit_tokens"] > 0 or not on["prefix"] or block_size > 40
+        # A row of windows leaves its first blocks behind, and a pool for one row alone gives them to the next.
+        evicted = on["preempted"] and only_windows(model) and stats["evictions"] > 0
+        assert stats["hit_tokens"] > 0 or not on["prefix"] or block_size > 40 or evicted
         return engine
 
 

@@ -43,6 +43,8 @@ def gather(
 ) -> None:
     """Fill a batch: its rows in batch order and in kernel blocks, with lengths also as CSR; rows past it are null."""
     capacity = batch.rows.shape[0]
+    if lengths is not None:
+        batch.kv_indptr[: len(info) - 1, 0] = 0  # also where the batch has no row
     for i in range(padded):
         row = int(rows[i]) if i < len(rows) and 0 <= rows[i] < info[-1, k.ROWS] else -1
         length = int(lengths[i]) if lengths is not None and row >= 0 else 0
@@ -63,8 +65,7 @@ def gather(
                 ranks, chunk, page = (int(info[group, field]) for field in (k.CP, k.INTERLEAVE, KERNEL_BLOCK))
                 local = local_length(length, ranks, chunk, rank)
                 pages = min(-(-local // page), len(ids))
-                first = int(batch.kv_indptr[group, i]) if i else 0
-                batch.kv_indptr[group, 0] = 0
+                first = int(batch.kv_indptr[group, i])
                 batch.kv_indptr[group, i + 1] = first + pages
                 batch.kv_indices[base + first : base + first + pages] = ids[:pages]
                 batch.last_page_len[group, i] = min(local - (pages - 1) * page, page) if pages else 1
