@@ -55,4 +55,4 @@ def test_the_scripts_print_what_the_page_says(real):
 
 def test_each_script_is_ten_lines_or_so():
     for code, _ in scripts():
-        assert sum(bool(line.strip()) for line in code.splitlines()) <= 16
+        assert sum(bool(line.strip()) for line in code.splitlines()) <= (19 if code.startswith(SETUP) else 12)
