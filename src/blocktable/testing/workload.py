@@ -41,7 +41,7 @@ class CacheWorkload:
         self._longest = min(longest or limits[0], *limits)
         self._texts = [[self.rng.randrange(50) for _ in range(self._longest)] for _ in range(texts)]
         self._waiting: dict[int, int] = {}  # rows whose last tokens are not known yet, and how many there are
-        self._step = 0
+        self._step = self._retired = 0
         self._live: set[int] = set()
         self._state = any(group.kind == "state" for group in cache.groups)
 
@@ -144,10 +144,12 @@ class CacheWorkload:
         ready = sorted(self._live)
         if ready:
             row = ready[-1]
-            self.cache.free([row], self._step if self.rng.random() < 0.5 else None)
+            fenced = self.rng.random() < 0.5 and self._retired < self._step  # a retired step can read nothing
+            self.cache.free([row], self._step if fenced else None)
             self._live.discard(row)
             self._waiting.pop(row, None)
         self.cache.retire(self._step)
+        self._retired = self._step
 
     def _retire(self) -> None:
         self.cache.retire(self._step - self.rng.randint(1, 2))
