@@ -15,7 +15,7 @@ from blocktable.sanitize.findings import Report, caller
 from blocktable.sanitize.laws import Broken, Ints, Unit, slots_broken, slots_of
 from blocktable.sanitize.reading import CheckedTable, Looks, Reading, integers
 from blocktable.sanitize.shadow import Shadow, Write, ragged
-from blocktable.sanitize.tables import look_at_bytes, look_at_snapshot, widths_broken
+from blocktable.sanitize.tables import Committing, look_at_bytes, widths_broken
 from blocktable.sanitize.usual import ANYTHING, NOTHING
 
 KINDS = ("full", "window", "chunked")  # of groups whose usual step is compiled
@@ -652,7 +652,7 @@ def _verb(name: str) -> Callable[..., Any]:
     return checked
 
 
-class SanitizedCache:
+class SanitizedCache(Committing):
     """Comes before ``KVCache`` in the class of sanitized ones."""
 
     def __init__(self, *args: Any, sanitize: Any = None, **named: Any) -> None:
@@ -665,20 +665,6 @@ class SanitizedCache:
         self.sanitizer.shadow.begin("KVCache", caller(1))
         for broken in widths_broken(cache.groups, cache.tables.tables):
             self.sanitizer.shadow.find(broken)
-
-    def commit(self) -> Delta:
-        """Do what the cache does, and look at the delta."""
-        self.sanitizer.shadow.begin("commit", caller(1))
-        delta: Delta = super().commit()  # type: ignore[misc]
-        self.sanitizer.committed(delta)
-        return delta
-
-    def snapshot(self) -> bytes:
-        """Do what the cache does; small tables are read back and compared."""
-        data: bytes = super().snapshot()  # type: ignore[misc]
-        self.sanitizer.shadow.begin("snapshot", caller(1))
-        look_at_snapshot(self.sanitizer.shadow, data)
-        return data
 
 
 for _name in ("lookup", "match", "admit", "extend", "confirm", "truncate", "free", "retire", "fork", "reset_prefix"):

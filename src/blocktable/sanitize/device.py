@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from blocktable import _kernels as k
-from blocktable.errors import BlockTableError, ConcurrentUse
-from blocktable.sanitize.findings import Report, caller
+from blocktable.sanitize.findings import caller
 from blocktable.sanitize.laws import Broken, Ints, Unit, as_numbers
 from blocktable.sanitize.reading import kernel_rows_broken
-from blocktable.sanitize.replica import ReplicaSanitizer
+from blocktable.sanitize.replica import ReplicaSanitizer, SanitizedFollower
 
 
 class _View:
@@ -94,35 +93,10 @@ class DeviceSanitizer(ReplicaSanitizer):
             yield Broken("L12", f"kv_indices[{i}] is {found[i]}, not {indices[i]}", g, row, -1, int(found[i]))
 
 
-class SanitizedDevice:
+class SanitizedDevice(SanitizedFollower):
     """Comes before ``DeviceTables`` in the class of sanitized ones."""
 
-    _made: DeviceSanitizer | None = None
-    _sanitize: Any = None
-
-    def __init__(self, *args: Any, sanitize: Any = None, **named: Any) -> None:
-        self._sanitize = sanitize
-        super().__init__(*args, **named)
-
-    @property
-    def sanitizer(self) -> DeviceSanitizer:
-        """The shadow, made at the first call, however the tables were started."""
-        if self._made is None:
-            self._made = DeviceSanitizer(self, Report.of(self._sanitize))
-        return self._made
-
-    def apply(self, delta: Any) -> None:
-        """Do what the tables do, and look at the result."""
-        sanitizer = self.sanitizer
-        sanitizer.shadow.begin("apply", caller(1))
-        try:
-            super().apply(delta)  # type: ignore[misc]
-        except ConcurrentUse:
-            raise
-        except BlockTableError:
-            sanitizer.untouched()
-            raise
-        sanitizer.applied(delta)
+    _shadow_of = DeviceSanitizer
 
     def gather(self, rows: Any, padded: int, lengths: Any = None, **named: Any) -> Any:
         """Do what the tables do, and look at the batch."""

@@ -63,9 +63,10 @@ class ReplicaSanitizer(Looks):
             self._follow()
 
 
-class SanitizedReplica(Reading):
-    """Comes before ``Replica`` in the class of sanitized ones."""
+class SanitizedFollower:
+    """What sanitized replicas and device tables have in common: a shadow made when first asked for, and deltas."""
 
+    _shadow_of: type[ReplicaSanitizer] = ReplicaSanitizer
     _made: ReplicaSanitizer | None = None
     _sanitize: Any = None
 
@@ -74,14 +75,14 @@ class SanitizedReplica(Reading):
         super().__init__(*args, **named)
 
     @property
-    def sanitizer(self) -> ReplicaSanitizer:
-        """The shadow, made at the first call, however the replica was started."""
+    def sanitizer(self) -> Any:
+        """The shadow, made at the first call, however the tables were started."""
         if self._made is None:
-            self._made = ReplicaSanitizer(self, Report.of(self._sanitize))
+            self._made = self._shadow_of(self, Report.of(self._sanitize))
         return self._made
 
     def apply(self, delta: Delta) -> None:
-        """Do what the replica does, and look at the result."""
+        """Do what the tables do, and look at the result."""
         sanitizer = self.sanitizer
         sanitizer.shadow.begin("apply", caller(1))
         try:
@@ -92,3 +93,7 @@ class SanitizedReplica(Reading):
             sanitizer.untouched()
             raise
         sanitizer.applied(delta)
+
+
+class SanitizedReplica(SanitizedFollower, Reading):
+    """Comes before ``Replica`` in the class of sanitized ones."""

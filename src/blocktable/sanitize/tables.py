@@ -309,7 +309,27 @@ def _verb(name: str) -> Callable[..., None]:
     return checked
 
 
-class SanitizedTables(Reading):
+class Committing:
+    """What commits, sanitized: deltas and snapshots are looked at."""
+
+    sanitizer: Any
+
+    def commit(self) -> Delta:
+        """Do what the object does, and look at the delta."""
+        self.sanitizer.shadow.begin("commit", caller(1))
+        delta: Delta = super().commit()  # type: ignore[misc]
+        self.sanitizer.committed(delta)
+        return delta
+
+    def snapshot(self) -> bytes:
+        """Do what the object does; small tables are read back and compared."""
+        data: bytes = super().snapshot()  # type: ignore[misc]
+        self.sanitizer.shadow.begin("snapshot", caller(1))
+        look_at_snapshot(self.sanitizer.shadow, data)
+        return data
+
+
+class SanitizedTables(Committing, Reading):
     """Comes before ``BlockTables`` in the class of sanitized ones."""
 
     def __init__(self, *args: Any, sanitize: Any = None, **named: Any) -> None:
@@ -326,20 +346,6 @@ class SanitizedTables(Reading):
         if live:
             self.sanitizer.shadow.find(Broken("L1", "accepted, though a row is live"))
         self.sanitizer.resized()
-
-    def commit(self) -> Delta:
-        """Do what the tables do, and look at the delta."""
-        self.sanitizer.shadow.begin("commit", caller(1))
-        delta: Delta = super().commit()  # type: ignore[misc]
-        self.sanitizer.committed(delta)
-        return delta
-
-    def snapshot(self) -> bytes:
-        """Do what the tables do; small ones are read back and compared."""
-        data: bytes = super().snapshot()  # type: ignore[misc]
-        self.sanitizer.shadow.begin("snapshot", caller(1))
-        look_at_snapshot(self.sanitizer.shadow, data)
-        return data
 
 
 for _name in VERBS:
