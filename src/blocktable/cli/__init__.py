@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
+from blocktable.cli.output import INTERRUPTED
 from blocktable.errors import BlockTableError
 
 __all__ = ["main", "run"]
@@ -33,7 +34,6 @@ COMMANDS = {
 MODULES = {name: name for name in COMMANDS} | {"run": "run_model"}
 
 _DEFECT = 70  # EX_SOFTWARE
-_INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 _NO_TERMINAL = 10_000  # columns: help that is piped or stored is not wrapped
 
@@ -99,7 +99,7 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         print(f"blocktable {name}: {error}", file=sys.stderr)  # noqa: T201 - a command's output
         return 2
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader left: quiet, and nothing more is written when the interpreter closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,8 +11,7 @@ from typing import Any
 
 import typer
 
-from blocktable.cli.output import print_columns
-from blocktable.cli.simulate import INTERRUPTED, name_bad_lines
+from blocktable.cli.output import INTERRUPTED, name_bad_lines, print_columns
 from blocktable.results import COMPARED, differing, label, shown, write_results
 from blocktable.study import ASSUMED_MODEL_LEN, Cell, Record, Source, Study, mark_front
 

@@ -1,10 +1,16 @@
-"""Print labelled lines: whole and plain where nobody watches, wrapped and coloured on a terminal."""
+"""What all commands say alike: lines and tables, whole and plain where nobody watches, and the status of an interrupt."""
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Row", "print_columns", "print_rows"]
+if TYPE_CHECKING:
+    from blocktable.traces import BadLine
+
+__all__ = ["INTERRUPTED", "SHOWN", "Row", "name_bad_lines", "print_columns", "print_rows"]
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+SHOWN = 10  # line numbers in a message
 
 
 class Row(NamedTuple):
@@ -58,3 +64,11 @@ def print_columns(lines: Sequence[Sequence[str]]) -> None:
     for line in lines[1:]:
         table.add_row(*line)
     Console(markup=False).print(table)
+
+
+def name_bad_lines(path: str | None, bad_lines: "Sequence[BadLine]") -> None:
+    """Say on stderr which lines of a trace are no requests."""
+    for line in bad_lines[:SHOWN]:
+        print(f"{path} line {line.number} is no request: {line.reason}", file=sys.stderr)  # noqa: T201
+    if len(bad_lines) > SHOWN:
+        print(f"{path}: {len(bad_lines) - SHOWN} more lines are no requests", file=sys.stderr)  # noqa: T201

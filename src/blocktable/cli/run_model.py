@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from blocktable.cli.output import Row, print_rows
+from blocktable.cli.output import INTERRUPTED, Row, print_rows
 from blocktable.errors import ArgumentError, BlockTableError, ContractError
 from blocktable.geometry import plan
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from blocktable.engine import Engine, Request
 
 __all__ = ["command"]
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def command(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from blocktable.cli.flags import parse_length
+from blocktable.cli.output import INTERRUPTED, SHOWN, Row, name_bad_lines, print_rows
 from blocktable.contracts import resolve_engine
 from blocktable.errors import ArgumentError, BlockTableError
 
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
     from blocktable.geometry import Geometry
     from blocktable.simulate import Simulation
     from blocktable.study import Cell, Record, Source
-    from blocktable.traces import BadLine
 
 __all__ = ["command"]
-
-SHOWN = 10  # line numbers in a message
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def command(
@@ -179,7 +176,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        _print(_lines(facts, simulation.geometry))
+        print_rows(_lines(facts, simulation.geometry))
     if finding:
         typer.echo(f"finding at step {facts['steps'] + 1}: {finding}", err=True)
     if finding or interrupted:
@@ -271,14 +268,6 @@ def _begin(cell: "Cell", source: "Source") -> "Simulation":
     return cell.begin(trace, geometry, blocks)
 
 
-def name_bad_lines(path: str | None, bad_lines: "Sequence[BadLine]") -> None:
-    """Say on stderr which lines of a trace are no requests."""
-    for line in bad_lines[:SHOWN]:
-        typer.echo(f"{path} line {line.number} is no request: {line.reason}", err=True)
-    if len(bad_lines) > SHOWN:
-        typer.echo(f"{path}: {len(bad_lines) - SHOWN} more lines are no requests", err=True)
-
-
 def _report(path: Path, source: "Source", cell: "Cell", engine: str | None, facts: "Record", curves: "Curves") -> None:
     from blocktable.report import page  # noqa: PLC0415 - plotly, only here
     from blocktable.study import mark_front, ratios  # noqa: PLC0415
@@ -335,18 +324,20 @@ def _reporter(simulation: "Simulation", progress: Any) -> Callable[[], None]:
     return report
 
 
-def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]:
-    """Return the summary as pairs of a label and a sentence."""
+def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[Row]:
+    """Return the summary, a row of a label and a sentence for each matter."""
     usable, steps = facts["usable_blocks"], facts["steps"]
     held = facts["mean_blocks"] * geometry.block_size
-    lines = [("requests", f"{facts['finished']:,} of {facts['requests']:,} finished")]
+    lines = [Row("requests", f"{facts['finished']:,} of {facts['requests']:,} finished")]
     if facts["interrupted"]:
-        lines.insert(0, ("interrupted", "the counts are those of the steps so far"))
+        lines.insert(0, Row("interrupted", "the counts are those of the steps so far"))
     if facts["refused"]:
         named = ", ".join(map(str, facts["refused_lines"][:SHOWN])) + (", …" if facts["refused"] > SHOWN else "")
-        lines.append(("refused", f"{facts['refused']:,} longer than {geometry.max_model_len:,} tokens: line {named}"))
+        lines.append(
+            Row("refused", f"{facts['refused']:,} longer than {geometry.max_model_len:,} tokens: line {named}")
+        )
     if facts["bad_lines"]:
-        lines.append(("bad lines", f"{len(facts['bad_lines']):,} of the trace are no requests"))
+        lines.append(Row("bad lines", f"{len(facts['bad_lines']):,} of the trace are no requests"))
     again = f"{facts['recomputed_tokens']:,} lost to preemption"
     peak = f"peak {facts['peak_blocks']:,} ({_percent(facts['peak_blocks'], usable)})"
     mean = f"mean {facts['mean_blocks']:,.0f} ({_percent(facts['mean_blocks'], usable)})"
@@ -354,17 +345,19 @@ def _lines(facts: dict[str, Any], geometry: "Geometry") -> list[tuple[str, str]]
     changed, copied = facts["changed_entries"], facts["full_copy_entries"]
     factor = f"{copied / max(changed, 1):,.0f} times as many"
     lines += [
-        ("steps", f"{steps:,} in {facts['simulated_seconds']:,} simulated s, {facts['us_per_step']:.0f} µs each here"),
-        ("tokens", f"{facts['computed_tokens']:,} computed, {again}; {facts['output_tokens']:,} generated"),
-        ("prefixes", _prefix_line(facts)),
-        ("preemptions", f"{facts['preemptions']:,}"),
-        ("blocks", f"{peak}, {mean} of {usable:,}"),
-        ("wasted", f"{wasted}, {_percent(facts['mean_wasted_tokens'], held)} of what is held"),
-        ("entries", f"{changed:,} changed against {copied:,} of a full copy per step, {factor}"),
-        ("kernel", _kernel_line(facts, geometry)),
+        Row(
+            "steps", f"{steps:,} in {facts['simulated_seconds']:,} simulated s, {facts['us_per_step']:.0f} µs each here"
+        ),
+        Row("tokens", f"{facts['computed_tokens']:,} computed, {again}; {facts['output_tokens']:,} generated"),
+        Row("prefixes", _prefix_line(facts)),
+        Row("preemptions", f"{facts['preemptions']:,}"),
+        Row("blocks", f"{peak}, {mean} of {usable:,}"),
+        Row("wasted", f"{wasted}, {_percent(facts['mean_wasted_tokens'], held)} of what is held"),
+        Row("entries", f"{changed:,} changed against {copied:,} of a full copy per step, {factor}"),
+        Row("kernel", _kernel_line(facts, geometry)),
     ]
     if facts["law_checks"]:
-        lines.append(("laws", f"verified at {facts['law_checks']:,} steps"))
+        lines.append(Row("laws", f"verified at {facts['law_checks']:,} steps"))
     return lines
 
 
@@ -384,19 +377,3 @@ def _kernel_line(facts: dict[str, Any], geometry: "Geometry") -> str:
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole if whole else 0:.1f} %"
-
-
-def _print(lines: list[tuple[str, str]]) -> None:
-    """Print a table on a terminal, and plain text, whole lines of it, elsewhere."""
-    if not sys.stdout.isatty():
-        for label, text in lines:
-            typer.echo(f"{label:<12} {text}")
-        return
-    from rich.console import Console  # noqa: PLC0415 - a pipe gets plain text
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table.grid(padding=(0, 2))
-    for label, text in lines:
-        table.add_row(Text(label, style="bold"), Text(text))
-    Console().print(table)
