@@ -26,7 +26,7 @@ run: venv
 # Compiled first; then plain Python, but for the simulations, which take hours there.
 HERE := --ignore=tests/conformance --ignore=tests/gpu
 PLAIN := NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long" tests/unit tests/property
-SLOW := --ignore=tests/property/test_simulate_reference.py --ignore=tests/property/test_cache_model.py \
+SLOW := --ignore=tests/property/test_simulate_reference.py \
 	--ignore=tests/unit/test_simulate.py --ignore=tests/unit/test_simulate_command.py \
 	--ignore=tests/unit/test_study.py --ignore=tests/unit/test_report.py --ignore=tests/unit/test_docs.py
 test: venv
