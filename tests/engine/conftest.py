@@ -92,6 +92,12 @@ def generate(model: Any, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
+def alone() -> Callable[[Any, list[int], int], list[int]]:
+    """Return what asks transformers for the words that follow one prompt alone."""
+    return generate
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     """Return a tiny model by its name, made once."""
     made: dict[str, Tiny] = {}

@@ -19,6 +19,14 @@ HYBRID = {
     "linear_num_key_heads": 16,
     "max_position_embeddings": 32768,
 }
+STATES = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 
 
 def check(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
@@ -169,15 +177,7 @@ def test_a_chunk_of_a_connector_is_whole_blocks(
 def test_the_memory_bounds_requests_at_once_where_a_state_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = {
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(HYBRID | known))
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | STATES))
     line = f"--engine vllm==0.32.0 --gpu h100 --gpu-memory 200MiB -- vllm serve {tmp_path} --max-model-len 9416 --max-num-seqs"
     code, answer = check(f"{line} 256", capsys)
     assert (code, answer["block_size"]) == (1, 544)
@@ -210,15 +210,7 @@ def test_a_step_has_tokens_enough(more: str, error: str | None, capsys: pytest.C
 
 
 def test_a_step_fills_a_block_of_states_up_to_0_26(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(HYBRID | known))
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | STATES))
     line = f"--gpu h100 -- vllm serve {tmp_path} --max-model-len 9416 --max-num-batched-tokens 512"
     code, answer = check(f"--engine vllm==0.26.0 {line}", capsys)
     assert (code, answer["block_size"]) == (1, 544)
