@@ -92,6 +92,17 @@ class Answer:
             {"verdict": "refused", "width": None, "ways_out": ["--block-size 32"]},
         ),
         ("--engine vllm==0.32.0 --backend CPU_MLA --max-model-len 9416 --block-size 16", 0, {"width": 592}),
+        # The platform overrides the block with a warning (platforms/cpu.py, from 0.28 on).
+        (
+            "--engine vllm==0.32.0 --backend CPU_MLA --max-model-len 9416 --block-size 32",
+            0,
+            {"width": 592, "block_size": 16},
+        ),
+        (
+            "--engine vllm==0.28.0 --backend CPU_MLA --max-model-len 9416 --block-size 128",
+            0,
+            {"width": 592, "block_size": 16},
+        ),
         ("--engine vllm==0.32.0 --backend TRITON_MLA --max-model-len 9416 --block-size 48", 0, {"width": 200}),
         (
             "--engine vllm==0.32.0 --backend FLASHINFER_MLA --max-model-len 9416 --block-size 32 --cp-size 2",

@@ -85,6 +85,33 @@ def test_a_state_is_widened_by_drafts_and_not_divided(check: Any) -> None:
     assert check(HYBRID, "--no-enable-prefix-caching")[1]["groups"][-1]["width"] == 1
 
 
+def test_context_parallel_ranks_divide_attention_and_not_the_state(check: Any) -> None:
+    # By hand: a quarter of a state is 274,432 bytes, 268 tokens of 1,024, so blocks are of 272. Two ranks share a row of
+    # attention: ceil(9416 / (272 * 2)) = 18 blocks, a multiple of 128 / gcd(128, 272) = 8: 24. The row of the state is
+    # whole on each rank: ceil(9416 / 272) = 35.
+    answer = check(HYBRID, "-tp 4 -dcp 2")[1]
+    assert sizes(answer) == {"full": (1, "FLASH_ATTN", 272, 24), "state": (3, None, 272, 35)}
+    assert sizes(check(HYBRID, "-tp 4")[1]) == {"full": (1, "FLASH_ATTN", 272, 40), "state": (3, None, 272, 35)}
+
+
+COPIES = [  # queries and keys of a model, tensor-parallel and context-parallel ranks, and what vLLM says
+    (16, 2, 2, 2, "to be greater than the model's total number of KV heads (2)"),
+    (16, 2, 4, 4, "exceeds the maximum supported value (2) for `--tensor-parallel-size` (4) and 2 model KV heads."),
+    (48, 8, 48, 4, "heads per KV head (6) must be divisible by `--decode-context-parallel-size` (4) for GQA/MQA."),
+]
+
+
+@pytest.mark.parametrize(("heads", "keys", "split", "ranks", "error"), COPIES)
+def test_context_parallelism_shares_a_row_among_the_copies_of_a_key(
+    check: Any, heads: int, keys: int, split: int, ranks: int, error: str
+) -> None:
+    model = {**LLAMA, "num_attention_heads": heads, "num_key_value_heads": keys}
+    code, answer = check(model, f"--block-size 64 -tp {split} -dcp {ranks}")
+    assert (code, error in answer["error"]) == (1, True)
+    assert "--decode-context-parallel-size 1" in answer["ways_out"]
+    assert check(LLAMA, "--block-size 64 -tp 4 -dcp 2")[0] == 0
+
+
 def test_a_draft_model_chooses_for_itself(check: Any) -> None:
     code, answer = check(
         LLAMA, "--block-size 64", draft={**LLAMA, "num_hidden_layers": 1}, method="eagle3", num_speculative_tokens=2

@@ -13,6 +13,8 @@ from blocktable.preflight.states import State, read_state
 __all__ = ["Model", "read_model"]
 
 _STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern", "mamba_n_heads")
+# Where vLLM looks for the heads of a key, in its order.
+_KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 _STATE_WORDS = ("linear", "mamba", "recurrent", "conv", "ssm")
 
 
@@ -91,7 +93,7 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         kind="mla" if latent else "gqa",
         head_size=latent + (_number(path, config, "qk_rope_head_dim") or 0) if latent else own,
         heads=heads,
-        kv_heads=_number(path, config, "num_key_value_heads") or heads,
+        kv_heads=next(filter(None, (_number(path, config, key) for key in _KV_HEADS)), heads),
         layers=_number(path, config, "num_hidden_layers"),
         qk_nope_head_size=_number(path, config, "qk_nope_head_dim") if latent else None,
         sparse=bool(latent and config.get("index_topk")),

@@ -3,6 +3,7 @@
 from blocktable.contracts import Contract
 from blocktable.preflight.launch import Launch
 from blocktable.preflight.memory import Memory, longest_that_fits
+from blocktable.preflight.model import Model
 
 __all__ = ["memory_problem", "pool_problem", "ranks_problem"]
 
@@ -22,6 +23,34 @@ def ranks_problem(launch: Launch) -> tuple[str, str] | None:
     if shared and shared % launch.cp_size:
         text = f"ValueError: tp_size={shared} must be divisible by dcp_size={launch.cp_size}."
         return f"context parallelism of {launch.cp_size} does not divide {shared} tensor-parallel ranks", text
+    if shared and launch.cp_size > 1 and launch.model and launch.model.kind == "gqa":
+        return _copies_problem(shared, launch.cp_size, launch.model)
+    return None
+
+
+def _copies_problem(split: int, ranks: int, model: Model) -> tuple[str, str] | None:
+    """Hold context parallelism against the copies of a key's heads, among which alone it divides the tokens.
+
+    The rules are those of all releases, the texts those from 0.27 on (verify_with_parallel_config, config/model.py).
+    """
+    heads = model.kv_heads
+    copies, queries = split // heads, model.heads // heads
+    if split <= heads:
+        return f"{split} tensor-parallel ranks hold no key of {heads} heads twice, which context parallelism needs", (
+            f"ValueError: Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({split}) to be greater than "
+            f"the model's total number of KV heads ({heads}). Increase `--tensor-parallel-size` or set "
+            "`--decode-context-parallel-size 1`."
+        )
+    if ranks > copies:
+        return f"{split} tensor-parallel ranks hold each of {heads} keys {copies} times, fewer than {ranks} ranks", (
+            f"ValueError: `--decode-context-parallel-size` ({ranks}) exceeds the maximum supported value ({copies}) for "
+            f"`--tensor-parallel-size` ({split}) and {heads} model KV heads."
+        )
+    if queries % ranks:
+        return f"{queries} queries per key do not divide over {ranks} context-parallel ranks", (
+            f"ValueError: The model's number of query heads per KV head ({queries}) must be divisible by "
+            f"`--decode-context-parallel-size` ({ranks}) for GQA/MQA."
+        )
     return None
 
 
