@@ -19,6 +19,7 @@ from blocktable._kernels import (
     I64,
     IDS,
     KIND,
+    LISTED,
     OK,
     RING,
     ROWS,
@@ -32,8 +33,8 @@ from blocktable._kernels import (
 )
 from blocktable._runs import copy_range
 
-# What only a delta can be refused for: ids past the live count, or live entries that nobody sent.
-BAD_TAIL, BAD_GAP = 21, 22
+# What only a delta can be refused for: ids past the live count, live entries that nobody sent, a row in two places.
+BAD_TAIL, BAD_GAP, BAD_ROW = 21, 22, 23
 # The columns of a span
 GROUP, ROW, START, SPAN_COUNT, OFFSET, LIVE = range(6)
 
@@ -123,22 +124,23 @@ def check_lead(info: I64, state: I32, entries: I32, spans: I32, values: I32, fir
 
 
 @helper(i64(*STATE_TYPES, *DELTA_TYPES))
-def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
-    """Look at all of a delta; cost: one pass over it."""
+def check_spans(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
+    """Look at each span, and at those of each row together; the rows seen are left marked."""
     first = i64(0)
     for i in range(spans.shape[0]):
         code = check_span(info, spans, values, i)
         if code != OK:
             return code
+        line = (spans[i, GROUP] * info[info.shape[0] - 1, ROWS] + spans[i, ROW]) * STATE_FIELDS
+        if i > first and spans[i, LIVE] != spans[first, LIVE]:
+            return refuse(info, BAD_ROW, spans[i, GROUP], i, spans[i, ROW], spans[i, LIVE], spans[first, LIVE], 0)
+        if i == first and state[line + LISTED]:
+            return refuse(info, BAD_ROW, spans[i, GROUP], i, spans[i, ROW], spans[i, LIVE], spans[i, LIVE], 0)
+        state[line + LISTED] = 1
         if i > first and spans[i, START] < i64(spans[i - 1, START]) + i64(spans[i - 1, SPAN_COUNT]):
             return refuse(info, BAD_SPAN, spans[i, GROUP], i, spans[i, ROW], spans[i, START], spans[i - 1, START], 0)
         last = i + 1
-        if (
-            last == spans.shape[0]
-            or spans[last, ROW] != spans[i, ROW]
-            or spans[last, GROUP] != spans[i, GROUP]
-            or spans[last, LIVE] != spans[i, LIVE]
-        ):
+        if last == spans.shape[0] or spans[last, ROW] != spans[i, ROW] or spans[last, GROUP] != spans[i, GROUP]:
             code = check_row(info, state, entries, spans, first, last)
             if code != OK:
                 return code
@@ -149,6 +151,21 @@ def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
                     return code
             first = i64(last)
     return OK
+
+
+@helper(i64(*STATE_TYPES, *DELTA_TYPES))
+def check(info: I64, state: I32, entries: I32, spans: I32, values: I32) -> int:
+    """Look at all of a delta; cost: one pass over it, and one over its spans.
+
+    The spans of a row stand together and name one live count. A replica lists no row as pending, so LISTED marks those seen.
+    """
+    code = check_spans(info, state, entries, spans, values)
+    total = info[info.shape[0] - 1, ROWS]
+    for i in range(spans.shape[0]):
+        group, row = spans[i, GROUP], spans[i, ROW]
+        if 0 <= group < info.shape[0] - 1 and 0 <= row < total:
+            state[(group * total + row) * STATE_FIELDS + LISTED] = 0
+    return code
 
 
 @helper(nothing(i64[:, ::1], i32[::1], DELTA_TYPES[0]))

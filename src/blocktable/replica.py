@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from blocktable import _kernels as k
-from blocktable._apply import BAD_GAP, BAD_TAIL, apply
+from blocktable._apply import BAD_GAP, BAD_ROW, BAD_TAIL, apply
 from blocktable._audit import first_broken
 from blocktable.delta import Delta, damaged
 from blocktable.errors import ArgumentError, DeltaError
@@ -19,8 +19,8 @@ class Replica(TableState):
     """Tables that follow those of another process, bit for bit: ``tables`` and ``slot_mapping`` as on the host.
 
     A delta that repeats, skips, or belongs to tables of another shape raises DeltaError and changes nothing; then start
-    again with ``Replica.from_snapshot(host.snapshot())``. Every span is looked at before the first is written; that a
-    delta made by hand leaves a lawful table is for ``check()`` to say.
+    again with ``Replica.from_snapshot(host.snapshot())``. Every span is looked at before the first is written, so that
+    a delta made by hand is refused too, or leaves a lawful table.
 
     >>> import blocktable
     >>> groups = [blocktable.plan(max_model_len=64, block_size=16)]
@@ -46,7 +46,7 @@ class Replica(TableState):
         """Take over the changes of one commit; cost: one pass over its spans and values.
 
         Raises DeltaError, changing nothing, for a repeat, a gap, tables of another shape, a span outside its row, an id
-        outside the pool or behind the live count (L2, L3, L4, L11).
+        outside the pool or behind the live count, spans of one row that are apart or disagree on it (L2, L3, L4, L11).
         """
         self._follow(delta)
         self._take(delta, apply, delta.spans, delta.values)
@@ -131,6 +131,7 @@ def _unlawful(code: int, delta: Delta, scratch: Any) -> DeltaError:
     law, what = {
         k.BAD_ID: ("L3", f"block id {value} in column {column} is outside 0..{limit - 1}"),
         BAD_TAIL: ("L4", f"block {value} in column {column} would lie behind its {limit} live blocks"),
+        BAD_ROW: ("L11", f"the row's spans are apart or name several live counts: {value} here, {limit} before"),
         BAD_GAP: ("L3", f"column {column} of its {limit} live blocks would be null"),
     }.get(code, ("L2", f"it reaches {value}, the limit is {limit}"))
     return DeltaError(

@@ -138,3 +138,23 @@ def test_the_next_delta_still_applies() -> None:
     mirror = Replica.from_snapshot(STATE)
     mirror.apply(Delta.from_bytes(GOOD))
     assert mirror.snapshot() == HOST.snapshot()
+
+
+TWICE = {
+    "two live counts": [(0, 2, 0, 1, 0, 1), (0, 2, 1, 1, 1, 2)],
+    "a count alone beside": [(0, 2, 0, 2, 0, 2), (0, 2, 2, 0, -1, 0)],
+    "apart": [(0, 0, 0, 1, 0, 3), (0, 1, 0, 1, 1, 2), (0, 0, 2, 1, 1, 3)],
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_row_is_named_once_with_one_live_count(name: str) -> None:
+    mirror = Replica.from_snapshot(STATE)
+    arrays = (np.array(TWICE[name], np.int32), np.array([5, 6], np.int32))
+    with pytest.raises(DeltaError, match="apart or name several live counts") as caught:
+        mirror.apply(Delta(NEXT.seq, *arrays, origin=NEXT.origin, layout=NEXT.layout))
+    assert caught.value.law == "L11"
+    assert mirror.snapshot() == STATE
+    mirror.apply(NEXT)  # nothing of the refused delta is left
+    mirror.check()
+    assert mirror.snapshot() == HOST.snapshot()
