@@ -210,7 +210,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str | None, says: str) 
         ("vllm", "does not start a server"),
         ("python serve.py --max-model-len 9416", "does not start a server"),
         ("python -m lmdeploy.serve --model M", "does not start a server"),
-        ("docker run vllm/vllm-openai --model M", "does not start a server"),
+        ("docker run ubuntu --model M", "does not start a server"),
+        ("docker run vllm/vllm-openai bash", "does not start a server"),
+        ("echo vllm serve M", "does not start a server"),
+        ("uv run pytest", "does not start a server"),
+        ("bash -c", "does not start a server"),
+        (
+            "vllm serve M -sc {method:ngram}",
+            """as in --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'""",
+        ),
         ("A=1", "does not start a server"),
         ("vllm serve M --max-model-len", "without its value"),
         ("vllm serve M --max-model-len --block-size 32", "without its value"),
@@ -231,6 +239,32 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str | None, says: str) 
 def test_what_cannot_start_is_said(line: str, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         read(line)
+
+
+WRAPPED = {  # what is wrapped, the release that an image names, a variable that is set
+    "docker run --gpus all -v ~/vllm:/root -p 80:80 vllm/vllm-openai:v0.21.0 --model M -tp 8": ("vllm==0.21.0", None),
+    "docker run --rm -e HF_TOKEN -e A=1 docker.io/vllm/vllm-openai:v0.26.0-cu130 M -tp 8": ("vllm==0.26.0", "1"),
+    "docker run --name vllm --env=A=1 vllm/vllm-openai:latest --model M -tp 8": ("vllm", "1"),
+    "podman run --entrypoint vllm ghcr.io/x/vllm-cpu serve M -tp 8": ("vllm", None),
+    "docker run --entrypoint bash rocm/vllm:rocm7.0 -lc 'A=1 exec vllm serve M -tp 8 && true'": ("vllm", "1"),
+    "docker run rocm/vllm vllm serve M -tp 8": ("vllm", None),
+    "docker run --gpus all lmsysorg/sglang:v0.5.23 python3 -m sglang.launch_server --model-path M --tp 8": (
+        "sglang==0.5.23",
+        None,
+    ),
+    "A=1 uv run --with x vllm serve M -tp 8": ("", "1"),
+    "numactl -C 0-7 python3 -m vllm.entrypoints.openai.api_server --model M -tp 8": ("", None),
+    "bash -c 'A=1 vllm serve M -tp 8'": ("", "1"),
+    "nohup vllm serve M -tp 8 > log 2>&1 &": ("", None),
+}
+
+
+@pytest.mark.parametrize("line", WRAPPED)
+def test_what_stands_around_a_launch_is_taken_off(line: str) -> None:
+    release, variable = WRAPPED[line]
+    launch = read_launch([line])
+    assert (launch.model, launch.tensor_parallel, launch.release) == ("M", 8, release)
+    assert launch.environment.get("A") == variable
 
 
 def test_an_open_quote_is_said() -> None:

@@ -22,6 +22,7 @@ LINES: dict[str, dict[str, Any]] = {
         "tensor_parallel": 8,
         "decode_context_parallel": 2,
         "max_model_len": 9416,
+        "environment": {"CUDA_VISIBLE_DEVICES": "0"},
     },
     "sglang serve --model-path M --attention-backend fa3 --decode-attention-backend flashmla --port 30000": {
         "model": "M",

@@ -136,7 +136,9 @@ def command(
     named: list[str | None] = [*_split(backend)]
     for name in named or [line.backend]:
         started = None if line.engine == "vllm" else line.engine
-        release, assumed = find_release(engine or started, None if words else name)
+        release, assumed = find_release(engine or line.release or started, None if words else name)
+        if line.release and not engine and "==" not in line.release:
+            assumed = (f"{release}, the newest in the catalogue, since the image's tag names no release",)
         if words and release.engine != line.engine:
             title = {"vllm": "vLLM", "sglang": "SGLang"}[line.engine]
             raise ArgumentError(
@@ -169,12 +171,13 @@ def command(
                 prefix_caching=line.prefix_caching,
                 chunked_prefill=line.chunked_prefill,
                 one_group=line.one_group,
+                unordered=_unordered(line, hardware),
                 draft=drafted,
                 connector=_connector(line),
                 shared_ranks=split if line.tensor_parallel_given and line.prefill_context_parallel == 1 else None,
             )
         )
-        answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line)))
+        answer = replace(answer, assumed=(*assumed, *answer.assumed, *_wanted(line), *_ignored(line, answer)))
         answers.append(_without_backend(answer, line) if answer.backend is None else answer)
     if as_json:
         print(_as_json(answers))  # noqa: T201 - a command's output
@@ -217,9 +220,9 @@ def _kernel_versions(specs: Sequence[str]) -> dict[str, str]:
 
 def _model(path: str | None, line: lines.Launch) -> Model | None:
     """Read the model named, or the one of the launch line where that lies in a folder here."""
-    if path is not None:
-        return read_model(path)
-    return read_model(line.model) if line.model and Path(line.model, "config.json").is_file() else None
+    here = line.model if line.model and Path(line.model, "config.json").is_file() else None
+    named = here if path is None else path
+    return None if named is None else read_model(named, line.overrides)
 
 
 def _connector(line: lines.Launch) -> Connector | None:
@@ -259,14 +262,27 @@ def _wanted(line: lines.Launch) -> Iterator[str]:
         yield f"a --tensor-parallel-size that {ranks} divides; vLLM refuses {line.tensor_parallel}"
 
 
+def _unordered(line: lines.Launch, hardware: str | None) -> str:
+    """Return what changes the order in which vLLM tries backends on that hardware, "" for nothing."""
+    if line.backend_per_kind:
+        return "--attention-config, with one per kind of layer,"
+    switches = (
+        "VLLM_MLA_DISABLE",
+        *(name for name in line.environment if "ROCM_USE_AITER" in name and hardware == "rocm"),
+    )
+    return next((name for name in switches if line.environment.get(name, "0").lower() not in ("", "0", "false")), "")
+
+
+def _ignored(line: lines.Launch, answer: Judgement) -> Iterator[str]:
+    if line.env_backend and answer.backend:
+        yield f"nothing of VLLM_ATTENTION_BACKEND={line.env_backend}, which vLLM ignores since 0.15"
+
+
 def _without_backend(answer: Judgement, line: lines.Launch) -> Judgement:
     """Say more exactly why no backend is known."""
-    if line.backend_per_kind:
-        why = "--attention-config names one per kind of layer, and the model's kinds are not given"
-    elif line.env_backend:
-        why = f"VLLM_ATTENTION_BACKEND={line.env_backend} is ignored by vLLM since 0.15; write --attention-backend"
-    else:
+    if not line.env_backend or line.backend_per_kind:
         return answer
+    why = f"VLLM_ATTENTION_BACKEND={line.env_backend} is ignored by vLLM since 0.15; write --attention-backend"
     return replace(answer, missing=(f"backend (--backend): {why}", *answer.missing[1:]))
 
 

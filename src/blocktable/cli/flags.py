@@ -42,6 +42,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "-pp": "pipeline_parallel_size",
     "--kv-transfer-config": "kv_transfer_config",
     "--hash-block-size": "prefix_match_unit",
+    "--hf-overrides": "hf_overrides",
 }
 # Switches that matter, each with its opposite.
 _SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {

@@ -19,13 +19,19 @@ from typing import Any, Final
 from blocktable.cli.flags import insert_file, is_flag, parse_bytes, parse_count, parse_length, read_flags
 from blocktable.cli.launch_facts import Launch, Length
 from blocktable.cli.launch_sglang import read_sglang
+from blocktable.cli.launch_wrappers import split_words, unwrap
 from blocktable.errors import ArgumentError
 
 __all__ = ["Launch", "Length", "read_launch"]
 
+# What the JSON of a flag looks like.
+_EXAMPLES: Final[Mapping[str, str]] = {
+    "--attention-config": '{"backend": "TRITON_MLA"}',
+    "--speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}',
+    "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+    "--hf-overrides": '{"max_position_embeddings": 65536}',
+}
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-_WRAPPERS: Final = frozenset({"env", "exec", "nohup", "sudo", "time"})
-_CONTROL: Final = re.compile(r"[;&|<>]+")
 
 
 def read_launch(words: Sequence[str]) -> Launch:
@@ -36,9 +42,9 @@ def read_launch(words: Sequence[str]) -> Launch:
     >>> read_launch(["VLLM_LOGGING_LEVEL=DEBUG vllm serve M -tp 8 -dcp 2 --max-model-len auto"]).max_model_len
     'auto'
     """
-    environment, command = _split_environment(_split_words(words))
+    command, environment, release = unwrap(_split_words(words))
     if (arguments := _sglang_arguments(command)) is not None:
-        return read_sglang(arguments)
+        return read_sglang(arguments)._replace(environment=environment, release=release)
     flags = read_flags(insert_file(_server_arguments(command)))
     attention = _read_json(flags, "attention_config", "--attention-config")
     speculative = _read_json(flags, "speculative_config", "--speculative-config")
@@ -87,7 +93,9 @@ def read_launch(words: Sequence[str]) -> Launch:
         draft_kv_dtype=_field(speculative, "kv_cache_dtype", str),
         draft_ranks=_field(speculative, "draft_tensor_parallel_size", int),
         connector=_read_json(flags, "kv_transfer_config", "--kv-transfer-config") or None,
+        overrides=_read_json(flags, "hf_overrides", "--hf-overrides"),
         environment=environment,
+        release=release,
     )
 
 
@@ -125,31 +133,10 @@ def _switch(flags: Mapping[str, str], flag: str) -> bool | None:
 
 
 def _split_words(words: Sequence[str]) -> list[str]:
-    """One string is split as a shell would, up to the end of its first command; words are taken as they are."""
-    if len(words) == 1:
-        lexer = shlex.shlex(re.sub(r"\\\r?\n", "", words[0]), posix=True, punctuation_chars=";&|<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        try:
-            words = list(lexer)
-        except ValueError as error:
-            raise ArgumentError(
-                f"the launch line cannot be split into words: {error}", remedy="close the quotes"
-            ) from None
-        end = next((i for i, word in enumerate(words) if _CONTROL.fullmatch(word)), len(words))
-        words = words[:end]
+    """One string is split as a shell would; words are taken as they are."""
+    found = split_words(words[0]) if len(words) == 1 else words
     # A backslash that continued a line may arrive as a word of its own.
-    return [word for word in words if word.strip("\\\r\n\t ")]
-
-
-def _split_environment(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    environment: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL):
-            environment[match[1]] = match[2]
-        elif word not in _WRAPPERS:
-            return environment, list(words[index:])
-    return environment, []
+    return [word for word in found if word.strip("\\\r\n\t ")]
 
 
 def _sglang_arguments(command: list[str]) -> list[str] | None:
@@ -188,7 +175,7 @@ def _server_arguments(command: list[str]) -> list[str]:
         f"{shown} does not start a server that this command knows",
         values={"program": program},
         remedy="give `vllm serve MODEL …`, `python -m vllm.entrypoints.openai.api_server --model MODEL …`, "
-        "or `python -m sglang.launch_server --model-path MODEL …`",
+        "`docker run … vllm/vllm-openai --model MODEL …`, or `python -m sglang.launch_server --model-path MODEL …`",
     )
 
 
@@ -207,7 +194,7 @@ def _read_json(flags: Mapping[str, str], flag: str, name: str) -> dict[str, Any]
         raise ArgumentError(
             f"{name} is no JSON: {error}",
             values={name: flags[flag]},
-            remedy=f"""quote it whole, as in {name} '{{"backend": "TRITON_MLA"}}'""",
+            remedy=f"quote it whole, as in {name} '{_EXAMPLES[name]}'",
         ) from None
     if not isinstance(value, dict):
         raise ArgumentError(f"{name} must be a JSON object, got {flags[flag]}", values={name: flags[flag]})

@@ -16,7 +16,8 @@ class Launch(NamedTuple):
     """What a launch line says about block tables; None where it says nothing.
 
     ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
-    flags and files name, ``env_backend`` what the environment names, which only old releases read.
+    flags and files name, ``env_backend`` what the environment names, which only old releases read. ``release`` is what the
+    image of a container names, "" without one; ``overrides`` are those of the model's config.
     """
 
     engine: str = "vllm"
@@ -53,4 +54,6 @@ class Launch(NamedTuple):
     draft_ranks: int | None = None
     draft_trees: bool = False
     connector: Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = MappingProxyType({})
     environment: Mapping[str, str] = _NOTHING
+    release: str = ""

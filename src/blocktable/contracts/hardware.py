@@ -5,8 +5,18 @@ from blocktable.errors import UnknownName
 __all__ = ["capability", "runs_on"]
 
 _NAMES = {
+    "v100": "7.0",
+    "t4": "7.5",
     "a100": "8.0",
+    "a10": "8.6",
+    "a10g": "8.6",
+    "a40": "8.6",
+    "a6000": "8.6",
+    "rtx-3090": "8.6",
+    "l4": "8.9",
+    "l40": "8.9",
     "l40s": "8.9",
+    "rtx-4090": "8.9",
     "h100": "9.0",
     "h200": "9.0",
     "h20": "9.0",
@@ -31,12 +41,17 @@ _NAMES = {
 def capability(name: str) -> str:
     """Return the compute capability, or the platform, of a GPU by name; a capability such as ``"9.0"`` is taken as it is.
 
-    >>> capability("H200"), capability("rtx_pro_6000"), capability("10.3"), capability("cpu")
-    ('9.0', '12.0', '10.3', 'cpu')
+    What tells the variants of one GPU apart may follow its name.
+
+    >>> capability("H200"), capability("rtx_pro_6000"), capability("10.3"), capability("cpu"), capability("NVIDIA H100 80GB HBM3")
+    ('9.0', '12.0', '10.3', 'cpu', '9.0')
     """
-    folded = name.strip().casefold().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("sm")
-    if folded in _NAMES:
-        return _NAMES[folded]
+    folded = name.strip().casefold().replace("_", "-").replace(" ", "-")
+    for maker in ("nvidia-", "amd-", "instinct-", "geforce-", "tesla-", "sm"):
+        folded = folded.removeprefix(maker)
+    for known in (folded, f"rtx-{folded}"):
+        if found := max((one for one in _NAMES if f"{known}-".startswith(f"{one}-")), key=len, default=""):
+            return _NAMES[found]
     major, dot, minor = folded.partition(".")
     if dot and major.isdecimal() and minor.isdecimal():
         return folded

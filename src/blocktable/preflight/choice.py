@@ -52,7 +52,7 @@ def tried(launch: Launch) -> tuple[str, ...] | None:
     model, hardware = launch.model, launch.hardware
     if model is None or hardware is None or not launch.release.data_version:
         return None
-    if launch.draft.trees:
+    if launch.draft.trees or launch.unordered:
         return None
     heads = model.heads // launch.tensor_parallel
     for one in catalogue(launch.release.engine).priorities:

@@ -186,10 +186,13 @@ def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
     if choice is not None:
         text = f"ValueError: No valid attention backend found for cuda with … Reasons: {{{choice}}}."
         return _refused(answer, f"{release} finds no backend that suits", text if launch.hardware != "rocm" else "")
-    lacking = [what for what, fact in (("a GPU", launch.hardware), ("a model", launch.model)) if fact is None]
-    if lacking:
+    facts = (("a GPU (--gpu)", launch.hardware), ("a model (--model, the folder of its config.json)", launch.model))
+    lacking = [what for what, fact in facts if fact is None]
+    if launch.unordered:
+        none = f"none is named, and {launch.unordered} changes what {release} chooses in a way that is not in the catalogue"
+    elif lacking:
         none = f"none is named, nor {' and '.join(lacking)} to choose one"
-    elif launch.hardware == "cpu":
+    elif launch.hardware == "cpu" and release.engine == "vllm":
         none = "whether the CPU has AMX tiles, which take AMX_MLA in place of CPU_MLA"
     else:
         none = f"the order in which {release} tries backends on {launch.hardware}, which is not in the catalogue"

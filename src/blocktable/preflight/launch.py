@@ -60,6 +60,7 @@ class Launch:
     the bytes of its KV cache on one rank; ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV
     connectors alike. ``kv_dtype``, ``dtype``, ``conv_dtype`` and ``state_dtype`` are what the launch asks for, "auto" where
     it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
+    ``unordered`` names what makes the release choose a backend in another order than the catalogue has, "" for nothing.
     ``shared_ranks`` are the tensor-parallel ranks that context parallelism reuses, where the launch says how many.
     """
 
@@ -89,6 +90,7 @@ class Launch:
     chunked_prefill: bool | None = None
     one_group: bool = False
     shared_ranks: int | None = None
+    unordered: str = ""
     draft: Draft = _NO_DRAFT
     connector: Connector | None = None
 

@@ -44,6 +44,8 @@ def read_layers(config: Mapping[str, Any]) -> Layers | None:
         return None
     if model in _LATENT or (model in _OPTIONAL_WINDOW and not config.get("use_sliding_window")):
         return Layers(layers)
+    if model == "nemotron_h":
+        return _drawn(config.get("hybrid_override_pattern"))
     if isinstance(kinds, list) and kinds:
         return _listed(kinds, window) if model in _LISTED + _HYBRID and len(kinds) == layers else None
     if model in _EVERY_FOURTH:
@@ -53,6 +55,13 @@ def read_layers(config: Mapping[str, Any]) -> Layers | None:
     if model in _WITH_WINDOW:
         return Layers(0, layers, window) if window else Layers(layers)
     return None
+
+
+def _drawn(pattern: Any) -> Layers | None:
+    """Read a pattern of one letter per layer: M keeps a state, * a cache, - and E nothing."""
+    if not isinstance(pattern, str) or not set("M*") <= set(pattern) <= set("M*-E"):
+        return None
+    return Layers(pattern.count("*"), state=pattern.count("M"))
 
 
 def _listed(kinds: list[Any], window: int | None) -> Layers | None:

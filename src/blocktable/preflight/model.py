@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from blocktable.errors import ArgumentError
@@ -12,9 +13,17 @@ from blocktable.preflight.states import State, read_state
 
 __all__ = ["Model", "read_model"]
 
-_STATE_KEYS = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern", "mamba_n_heads")
+_STATE_KEYS = (
+    *("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern", "mamba_n_heads"),
+    *("linear_attn_config", "full_attn_idxs"),
+)
 # Where vLLM looks for the heads of a key, in its order.
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+# Where it looks for the longest request; the least counts, and Cohere's own name wins.
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
 _STATE_WORDS = ("linear", "mamba", "recurrent", "conv", "ssm")
 
 
@@ -52,10 +61,10 @@ class Model:
         return self.heads // ranks // max(1, self.kv_heads // ranks) > 1
 
 
-def read_model(path: str | Path) -> Model:
+def read_model(path: str | Path, overrides: Mapping[str, Any] = MappingProxyType({})) -> Model:
     """Read a folder with a ``config.json``, or such a file; raises `ArgumentError` for what is no text model's.
 
-    Cost: one small file.
+    ``overrides`` replace what the config says, as vLLM's ``--hf-overrides`` do. Cost: one small file.
     """
     file = Path(path).expanduser()
     if file.is_dir():
@@ -71,9 +80,20 @@ def read_model(path: str | Path) -> Model:
         ) from None
     if not isinstance(config, dict):
         raise _unfit(path, "its config is no object")
+    config = _override(config, overrides)
     text = config.get("text_config")
     outer = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config}
-    return _model(path, outer | text if isinstance(text, dict) else config)
+    return _model(path, {**outer, **text} if isinstance(text, dict) else config)
+
+
+def _override(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with what replaces it: a config within it is changed key by key, everything else as a whole."""
+    inner = {
+        key: _override(config[key], value)
+        for key, value in overrides.items()
+        if key.endswith("_config") and isinstance(value, dict) and isinstance(config.get(key), dict)
+    }
+    return {**config, **overrides, **inner}
 
 
 def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
@@ -94,7 +114,7 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         head_size=latent + (_number(path, config, "qk_rope_head_dim") or 0) if latent else own,
         heads=heads,
         kv_heads=next(filter(None, (_number(path, config, key) for key in _KV_HEADS)), heads),
-        layers=_number(path, config, "num_hidden_layers"),
+        layers=_number(path, config, "num_hidden_layers") or _number(path, config, "n_layer"),
         qk_nope_head_size=_number(path, config, "qk_nope_head_dim") if latent else None,
         sparse=bool(latent and config.get("index_topk")),
         state=_keeps_state(config),
@@ -115,7 +135,9 @@ def _number(path: str | Path, config: Mapping[str, Any], key: str) -> int | None
 
 
 def _keeps_state(config: Mapping[str, Any]) -> bool:
-    kinds = config.get("layer_types")
+    kinds, drawn, every = (config.get(key) for key in ("layer_types", "attn_type_list", "layer_group_size"))
+    if (isinstance(drawn, list) and 0 in drawn) or (type(every) is int and every > 1):
+        return True  # MiniMax draws a linear layer as 0; Bailing's every so many-th layer is none
     named = " ".join(map(str, kinds)) if isinstance(kinds, list) else ""
     return any(config.get(key) for key in _STATE_KEYS) or any(word in named for word in _STATE_WORDS)
 
@@ -140,7 +162,8 @@ def _cache_dtype(quantized: Any) -> str:
 def _longest(path: str | Path, config: Mapping[str, Any]) -> int | None:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "unknown"
-    longest = _number(path, config, "max_position_embeddings") or None
+    lengths = [length for key in _LENGTHS if (length := _number(path, config, key))]
+    longest = _number(path, config, "model_max_length") or min(lengths, default=None)
     if kind == "yarn" and isinstance(rope.get("factor"), int | float):
         # Older releases scale the original length, newer ones take the scaled one as it is.
         scaled = (_number(path, rope, "original_max_position_embeddings") or 0) * rope["factor"]

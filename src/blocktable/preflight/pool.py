@@ -36,18 +36,24 @@ def _copies_problem(split: int, ranks: int, model: Model) -> tuple[str, str] | N
     heads = model.kv_heads
     copies, queries = split // heads, model.heads // heads
     if split <= heads:
-        return f"{split} tensor-parallel ranks hold no key of {heads} heads twice, which context parallelism needs", (
-            f"ValueError: Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({split}) to be greater than "
-            f"the model's total number of KV heads ({heads}). Increase `--tensor-parallel-size` or set "
-            "`--decode-context-parallel-size 1`."
+        return (
+            f"{split} tensor-parallel ranks hold none of {heads} key heads twice, and context parallelism shares a row among such copies",
+            (
+                f"ValueError: Decode context parallelism for GQA/MQA requires `--tensor-parallel-size` ({split}) to be greater than "
+                f"the model's total number of KV heads ({heads}). Increase `--tensor-parallel-size` or set "
+                "`--decode-context-parallel-size 1`."
+            ),
         )
     if ranks > copies:
-        return f"{split} tensor-parallel ranks hold each of {heads} keys {copies} times, fewer than {ranks} ranks", (
-            f"ValueError: `--decode-context-parallel-size` ({ranks}) exceeds the maximum supported value ({copies}) for "
-            f"`--tensor-parallel-size` ({split}) and {heads} model KV heads."
+        return (
+            f"{split} tensor-parallel ranks hold each of {heads} key heads {copies} times, fewer than {ranks} ranks of context parallelism",
+            (
+                f"ValueError: `--decode-context-parallel-size` ({ranks}) exceeds the maximum supported value ({copies}) for "
+                f"`--tensor-parallel-size` ({split}) and {heads} model KV heads."
+            ),
         )
     if queries % ranks:
-        return f"{queries} queries per key do not divide over {ranks} context-parallel ranks", (
+        return f"{queries} query heads per key head do not divide over {ranks} context-parallel ranks", (
             f"ValueError: The model's number of query heads per KV head ({queries}) must be divisible by "
             f"`--decode-context-parallel-size` ({ranks}) for GQA/MQA."
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from blocktable._ints import align_up
 from blocktable.contracts import Contract, known_versions, resolve_engine
 from blocktable.contracts.engines import catalogue
 from blocktable.contracts.hardware import runs_on
@@ -24,6 +25,7 @@ _SGLANG = {
     "--backend": "--attention-backend",
     "--decode-context-parallel-size": "--dcp-size",
     "--tensor-parallel-size": "--tp-size",
+    "--max-num-batched-tokens": "--chunked-prefill-size",
 }
 
 
@@ -120,13 +122,21 @@ def _pool(launch: Launch, answer: Judgement) -> Iterator[str]:
             yield f"--max-num-seqs {blocks}"
         if launch.num_blocks and _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
             yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
-    budget = max(
-        launch.max_num_seqs or 0, launch.batched_tokens or 0, answer.block_size or 0, answer.max_model_len or 0
-    )
-    if launch.batched_tokens and launch.batched_tokens < budget and _accepted(replace(launch, batched_tokens=budget)):
-        yield f"--max-num-batched-tokens {budget}"
+    yield from _budget(launch, answer)
     if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
         yield "no --prefix-match-unit"
+
+
+def _budget(launch: Launch, answer: Judgement) -> Iterator[str]:
+    """Yield the least budget of tokens that mends the launch; SGLang's chunks are whole pages."""
+    given, block = launch.batched_tokens, answer.block_size or 1
+    if given is None:
+        return
+    fits = (launch.max_num_seqs, answer.block_size, answer.max_model_len, align_up(given, block))
+    for budget in sorted({one for one in fits if one and one > given}):
+        if _accepted(replace(launch, batched_tokens=budget)):
+            yield f"--max-num-batched-tokens {budget}"
+            return
 
 
 def _ranks(launch: Launch) -> Iterator[str]:
