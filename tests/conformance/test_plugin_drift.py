@@ -48,7 +48,7 @@ def test_vllm_touches_no_member_of_the_tables_that_ours_lack(root, real):
     assert names >= V2
 
 
-def test_the_release_before_has_the_preflights_hooks_and_other_tables():
+def test_the_release_before_has_the_preflights_hooks_other_tables_and_another_pool():
     if not PREVIOUS.is_dir():
         pytest.skip("the release before is not here: tools/peers.sh DIR previous unpacks it")
     assert vllm_drift.moved(PREVIOUS, "preflight") == []
@@ -56,3 +56,5 @@ def test_the_release_before_has_the_preflights_hooks_and_other_tables():
     assert any("MultiGroupBlockTable.__init__ takes" in one and "kernel_block_sizes" in one for one in moved)
     assert any("BlockTables.__init__ takes" in one for one in moved)
     assert not SpecifierSet(vllm.TESTED["tables"]).contains("0.31.0")
+    moved = vllm_drift.moved(PREVIOUS, "pool")
+    assert "v1/core/kv_cache_manager.py: KVCacheManager.allocate_slots is not the one that was tested" in moved

@@ -125,6 +125,23 @@ def test_a_file_that_is_gone_is_named(release):
     assert vllm_drift.moved(release, "preflight") == ["v1/core/kv_cache_utils.py has no get_kv_cache_groups"]
 
 
+def test_a_body_is_the_same_but_for_comments_and_docstring(tmp_path):
+    def digest(body):
+        (tmp_path / "pool.py").write_text(f"class Pool:\n def take(self):\n{body}")
+        return vllm_drift._bodies(tmp_path / "pool.py")["Pool.take"]
+
+    plain = digest("  return self.free.pop()\n")
+    assert digest('  """Take.\n\n  One."""\n  # the last\n  return self.free.pop()\n') == plain
+    assert digest("  return self.free.pop(0)\n") != plain
+
+
+def test_a_body_that_changed_is_named(tmp_path):
+    (tmp_path / "pool.py").write_text("def take(free): return free.pop()\n")
+    (told,) = vllm_drift._changed(tmp_path, {"pool.py": {"take": "0"}})
+    assert told == "pool.py: take is not the one that was tested"
+    assert list(vllm_drift._changed(tmp_path, {"pool.py": {"give": "0"}})) == ["pool.py has no give"]
+
+
 def test_a_member_nobody_knows_is_named(release):
     (release / "runner.py").write_text(
         "self.input_batch.block_table.shuffle_rows(3)\nself.input_batch.block_table.clear()"

@@ -5,6 +5,7 @@
     preflight    the default: judge the launch before any weight is read, refuse with ways out
     observe      vLLM's tables stay, and the laws are checked at each step
     tables       vLLM's table classes are replaced by this library's
+    pool         so is its scheduler's block pool, and steps that change no block are answered by one comparison
     off          nothing
 
 What cannot be done here (another release than was tested, a hook that moved) is said in one line, and vLLM stays as it
@@ -21,9 +22,9 @@ from blocktable.errors import BlockTableError
 
 __all__ = ["MODES", "PluginError", "read_modes", "register"]
 
-MODES = ("preflight", "tables", "observe")  # in this order: what observes looks at the tables that are there
+MODES = ("preflight", "tables", "pool", "observe")  # in this order: what observes looks at the tables that are there
 # In 0.31 the tables still hold kernel blocks. The preflight only warns in a release newer than the catalogue.
-TESTED = {"preflight": ">=0.31", "observe": ">=0.32,<0.33", "tables": ">=0.32,<0.33"}
+TESTED = {"preflight": ">=0.31", "observe": ">=0.32,<0.33", "tables": ">=0.32,<0.33", "pool": ">=0.32,<0.33"}
 
 logger = logging.getLogger("vllm.blocktable")  # below vLLM's own, so that its level and handlers hold
 _registered = False

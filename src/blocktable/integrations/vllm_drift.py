@@ -1,20 +1,23 @@
 """What the plugin relies on in vLLM, held against the source of an installed release without importing it.
 
 signatures   the functions that are replaced or wrapped, and the classes that are stood in for, member by member
-call sites   with which arguments vLLM makes a table, and which members of it vLLM touches anywhere
+call sites   with which arguments vLLM makes a table or a pool, and which members of it vLLM touches anywhere
+bodies       what is done in fewer steps here, word for word but for comments: it must be what was compared
 """
 
 import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
 from blocktable.errors import BlockTableError
+from blocktable.integrations.vllm_pool_bodies import BODIES
 
 __all__ = ["moved", "package", "strangers"]
 
-WORKER = "v1/worker"
+CORE, WORKER = "v1/core", "v1/worker"
 V1, V2 = f"{WORKER}/block_table.py", f"{WORKER}/gpu/block_table.py"
 
 # mode: file: function or method: its parameters, "..." where more may follow
@@ -61,7 +64,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         f"{WORKER}/worker_base.py": {"WorkerWrapperBase.initialize_from_config": "self kv_cache_configs"},
     },
 }
-FUNCTIONS = {**FUNCTIONS, "observe": FUNCTIONS["tables"]}
+FUNCTIONS = {**FUNCTIONS, "observe": FUNCTIONS["tables"], "pool": {}}
 
 # mode: file: names that the file must look up in itself, so that replacing them there is seen
 LOOKED_UP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -70,11 +73,16 @@ LOOKED_UP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         f"{WORKER}/gpu_input_batch.py": ("MultiGroupBlockTable",),
         f"{WORKER}/gpu/model_runner.py": ("BlockTables",),
     },
+    "pool": {f"{CORE}/kv_cache_coordinator.py": ("BlockPool",), f"{CORE}/sched/scheduler.py": ("KVCacheManager",)},
 }
 LOOKED_UP = {**LOOKED_UP, "observe": LOOKED_UP["tables"]}
 
-# Where vLLM makes a table, and by which keywords.
+# Where vLLM makes a table or a pool, and by which keywords.
 MADE: Mapping[str, tuple[str, str]] = {
+    f"{CORE}/kv_cache_coordinator.py": (
+        "BlockPool",
+        "enable_caching enable_kv_cache_events hash_block_size metrics_collector num_gpu_blocks",
+    ),
     f"{WORKER}/gpu_input_batch.py": (
         "MultiGroupBlockTable",
         (
@@ -102,7 +110,8 @@ def package() -> Path:
 
 def moved(root: Path, mode: str) -> list[str]:
     """Return a sentence for each thing that ``mode`` relies on and the vLLM in ``root`` does not have; cost: 0.1 s."""
-    return [*_functions(root, FUNCTIONS[mode]), *_lookups(root, LOOKED_UP[mode])]
+    changed = _changed(root, BODIES) if mode == "pool" else ()
+    return [*_functions(root, FUNCTIONS[mode]), *_lookups(root, LOOKED_UP[mode]), *changed]
 
 
 def _functions(root: Path, files: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
@@ -137,20 +146,45 @@ def _makings(file: str, tree: ast.Module, name: str, wanted: str) -> Iterator[st
                 yield f"{file} makes {name} with {len(node.args)} positional arguments and ({found}), not ({wanted})"
 
 
+def _changed(root: Path, files: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for file, names in files.items():
+        found = _bodies(root / file)
+        for name, digest in names.items():
+            if name not in found:
+                yield f"{file} has no {name}"
+            elif found[name] != digest:
+                yield f"{file}: {name} is not the one that was tested"
+
+
 @cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
 
 
-def _parameters(path: Path) -> dict[str, str]:
-    """Return the parameters of every function and method of a file by its name."""
-    found: dict[str, str] = {}
+def _defined(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield every function and method of a file under its name."""
     for node in _tree(path).body:
         if isinstance(node, ast.ClassDef):
-            methods = (one for one in node.body if isinstance(one, ast.FunctionDef))
-            found |= {f"{node.name}.{one.name}": _names(one) for one in methods}
+            yield from ((f"{node.name}.{one.name}", one) for one in node.body if isinstance(one, ast.FunctionDef))
         elif isinstance(node, ast.FunctionDef):
-            found[node.name] = _names(node)
+            yield node.name, node
+
+
+def _parameters(path: Path) -> dict[str, str]:
+    """Return the parameters of every function and method of a file by its name."""
+    return {name: _names(node) for name, node in _defined(path)}
+
+
+def _bodies(path: Path) -> dict[str, str]:
+    """Return a digest of every function and method of a file by its name: its lines, without comments and docstring."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    found = {}
+    for name, node in _defined(path):
+        kept = set(range(node.lineno - 1, node.end_lineno or 0))
+        if ast.get_docstring(node) is not None:
+            kept -= set(range(node.body[0].lineno - 1, node.body[0].end_lineno or 0))
+        text = "\n".join(lines[i].strip() for i in sorted(kept) if not lines[i].lstrip().startswith("#"))
+        found[name] = sha256(text.encode()).hexdigest()[:8]
     return found
 
 

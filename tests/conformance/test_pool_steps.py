@@ -1,0 +1,267 @@
+"""vLLM's cache manager with shortened steps beside its own, called as the scheduler calls it; no engine."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.conformance
+
+SIZE = 4
+LONGEST = 96
+
+
+@pytest.fixture
+def vllm(real):
+    """Return what the tests need of vLLM."""
+    utils, interface = real("vllm.v1.core.kv_cache_utils"), real("vllm.v1.kv_cache_interface")
+    sha256, torch = real("vllm.utils.hashing").sha256, real("torch")
+    utils.init_none_hash(sha256)
+    params, request = real("vllm").SamplingParams(max_tokens=64), real("vllm.v1.request")
+    numbers = itertools.count()
+    shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+
+    def ask(tokens, size=SIZE, **more):
+        hasher = utils.get_request_block_hasher(size, sha256)
+        return request.Request(str(next(numbers)), tokens, params, None, block_hasher=hasher, **more)
+
+    return SimpleNamespace(
+        ask=ask,
+        status=request.RequestStatus,
+        manager=real("vllm.v1.core.kv_cache_manager").KVCacheManager,
+        config=interface.KVCacheConfig,
+        group=interface.KVCacheGroupSpec,
+        full=lambda size=SIZE: interface.FullAttentionSpec(block_size=size, **shape),
+        latent=lambda: interface.MLAAttentionSpec(block_size=SIZE, **shape),
+        window=lambda window=10: interface.SlidingWindowSpec(block_size=SIZE, sliding_window=window, **shape),
+        chunked=lambda: interface.ChunkedLocalAttentionSpec(block_size=SIZE, attention_chunk_size=8, **shape),
+        state=lambda: interface.MambaSpec(
+            block_size=SIZE, shapes=((2, 2),), dtypes=(torch.float32,), mamba_cache_mode="none"
+        ),
+        metrics=real("vllm.v1.core.kv_cache_metrics").KVCacheMetricsCollector,
+        pool=real("blocktable.integrations.vllm_pool"),
+        steps=real("blocktable.integrations.vllm_pool_steps"),
+        patches=real("blocktable.integrations._patches"),
+    )
+
+
+def make(vllm, specs, *, ours, blocks=40, drafts=False, size=SIZE, **given):
+    """Return a manager, vLLM's own or ours."""
+    if ours:
+        vllm.pool.install()
+    try:
+        groups = [vllm.group([f"layer.{i}"], spec, is_eagle_group=drafts) for i, spec in enumerate(specs)]
+        widest = max(spec.block_size for spec in specs)
+        config = vllm.config(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        return vllm.manager(
+            config, max_model_len=LONGEST, scheduler_block_size=widest, hash_block_size=size, use_eagle=drafts,
+            log_stats=True, **given,
+        )  # fmt: skip
+    finally:
+        if ours:
+            vllm.patches.undo()
+
+
+class Scheduler:
+    """Requests that arrive, are cut into chunks, decode, are preempted, rolled back, aborted and finished, on both sides."""
+
+    def __init__(self, vllm, sides, seed, *, lookahead=0, flight=0, external=False):
+        self.vllm, self.sides, self.draw = vllm, sides, random.Random(seed)  # noqa: S311 - test data
+        self.lookahead, self.flight, self.external = lookahead, flight, external
+        self.running, self.waiting, self.deferred = [], [], []
+        self.preemptions = self.hits = self.unchanged = 0
+        self.size = sides[0].block_pool.hash_block_size
+
+    def both(self, name, *args, **named):
+        """Call both managers and return what they gave, which is the same."""
+        found = [getattr(side, name)(*args, **named) for side in self.sides]
+        shown = [self.show(one) for one in found]
+        assert shown[0] == shown[1], name
+        return found
+
+    def show(self, found):
+        if isinstance(found, tuple):
+            return [self.show(one) for one in found]
+        if hasattr(found, "get_block_ids"):
+            assert (found.get_block_ids(allow_none=True) is None) == (not any(found.blocks))
+            return found.get_block_ids(), [[block.block_hash for block in group] for group in found.blocks]
+        return found
+
+    def same(self):
+        self.both("take_events")
+        self.both("take_new_block_ids")
+        assert self.sides[0].usage == self.sides[1].usage
+        states = [
+            (
+                [block.block_id for block in side.block_pool.free_block_queue.get_all_free_blocks()],
+                [(block.ref_cnt, block.block_hash, block.block_hash_num_tokens) for block in side.block_pool.blocks],
+                [one.num_cached_block for one in side.coordinator.single_type_managers],
+                [
+                    {name: [block.block_id for block in row] for name, row in one.req_to_blocks.items()}
+                    for one in side.coordinator.single_type_managers
+                ],
+            )
+            for side in self.sides
+        ]
+        assert states[0] == states[1]
+        ours = self.sides[1]
+        rows = [row for one in ours.coordinator.single_type_managers for row in one.req_to_blocks.values()]
+        ours.block_pool.check([*rows, *(row[1] for row in self.deferred)])
+
+    def arrive(self):
+        tokens = [self.draw.randrange(2) for _ in range(self.draw.randrange(1, 60))]
+        if self.running and self.draw.random() < 0.6:
+            tokens = list(self.draw.choice(self.running).all_token_ids)[:60] + tokens[:3]
+        salt = self.draw.choice([{}, {}, {}, {"cache_salt": "s"}])
+        self.waiting.append(self.vllm.ask(tokens[:60], self.size, **salt))
+
+    def admit(self):
+        if not self.waiting:
+            return
+        request = self.waiting[0]
+        blocks, hits, boundary = zip(*self.both("get_computed_blocks", request), strict=True)
+        external, named = 0, {}
+        if self.external and self.draw.random() < 0.3:
+            whole = (request.num_tokens - 1) // self.size * self.size
+            external = max(0, self.draw.randrange(whole // self.size + 1) * self.size - hits[0])
+            named = {"num_external_computed_tokens": external, "delay_cache_blocks": external > 0}
+        request.shared_prefix_boundary = boundary[0]
+        left = request.num_tokens - hits[0] - external
+        new = min(left, self.draw.randrange(1, 40))
+        admitted = [
+            side.allocate_slots(
+                request, new, num_new_computed_tokens=hits[0], new_computed_blocks=mine, num_lookahead_tokens=self.lookahead,
+                full_sequence_must_fit=self.draw_fit, has_scheduled_reqs=bool(self.running), **named,
+            )
+            for side, mine in zip(self.sides, blocks, strict=True)
+        ]  # fmt: skip
+        assert self.show(admitted[0]) == self.show(admitted[1])
+        if admitted[0] is not None:
+            self.hits += hits[0]
+            self.both("record_prefix_cache_stats", request, hits[0])
+            request.num_computed_tokens = hits[0] + external + new
+            request.status = self.vllm.status.RUNNING
+            self.running.append(self.waiting.pop(0))
+            self.sample(request, 0)
+            if named.get("delay_cache_blocks") and self.draw.random() < 0.5:
+                self.both("cache_blocks", request, hits[0] + external)
+
+    draw_fit = False
+
+    def step(self):
+        """Let each running request compute what it has, or one token; who lacks blocks sends the last one away."""
+        self.draw_fit = self.draw.random() < 0.3
+        self.both("new_step_starts")
+        at = 0
+        while at < len(self.running):
+            request = self.running[at]
+            new = min(request.num_tokens - request.num_computed_tokens, self.draw.randrange(1, 30))
+            drafts = self.draw.randrange(self.lookahead + 1)
+            new = min(new + drafts, LONGEST - request.num_computed_tokens)
+            request.num_in_flight_tokens = min(self.flight, request.num_computed_tokens)
+            while (found := self.both("allocate_slots", request, new, num_lookahead_tokens=self.lookahead))[0] is None:
+                gone = self.running[-1]
+                self.preempt(gone)
+                if gone is request:
+                    break
+            if found[0] is not None:
+                request.num_computed_tokens += new
+                self.unchanged += not any(found[0].blocks)
+                self.sample(request, drafts)
+            at += 1
+        self.same()
+
+    def sample(self, request, drafts):
+        if request.num_computed_tokens < request.num_tokens:
+            return
+        accepted = self.draw.randrange(drafts + 1)
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens + accepted)
+        while request.num_tokens <= request.num_computed_tokens and request.num_tokens < LONGEST:
+            request.append_output_token_ids(self.draw.randrange(2))
+
+    def preempt(self, request):
+        self.running.remove(request)
+        self.leave(request)
+        self.preemptions += 1
+        request.status, request.num_computed_tokens = self.vllm.status.PREEMPTED, 0
+        self.waiting.insert(0, request)
+
+    def leave(self, request):
+        if self.flight and self.draw.random() < 0.5:
+            self.deferred.append(self.both("pop_blocks_for_free", request))
+            if self.draw.random() < 0.7:
+                self.drain()
+        else:
+            self.both("free", request)
+
+    def drain(self):
+        for blocks in self.deferred:
+            for side, row in zip(self.sides, blocks, strict=True):
+                side.block_pool.free_blocks(reversed(row))
+        self.deferred.clear()
+
+    def play(self, steps):
+        for _ in range(steps):
+            if self.draw.random() < 0.5:
+                self.arrive()
+            if self.draw.random() < 0.7:
+                self.admit()
+            self.step()
+            for request in [one for one in self.running if one.num_tokens >= LONGEST - 2 or self.draw.random() < 0.03]:
+                self.running.remove(request)
+                self.leave(request)
+            if self.draw.random() < 0.05:
+                self.both("evict_blocks", {self.draw.randrange(1, 20)})
+            if self.draw.random() < 0.03:
+                self.drain()
+                while self.running:
+                    self.preempt(self.running[-1])
+                self.drain()
+                assert self.both("reset_prefix_cache") == [True, True]
+            if self.draw.random() < 0.1:
+                self.drain()
+        for request in self.running:
+            self.both("free", request)
+        self.drain()
+        self.same()
+        stats = [side.make_prefix_cache_stats() for side in self.sides]
+        assert stats[0] == stats[1]
+        pool = self.sides[1].block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+# name: groups, what the manager is told, what the scheduler does, whether steps are shortened
+CASES = {
+    "full": (lambda v: [v.full()], {}, {}, True),
+    "latent": (lambda v: [v.latent()], {}, {"flight": 1}, True),
+    "no caching": (lambda v: [v.full()], {"enable_caching": False}, {}, True),
+    "drafts": (lambda v: [v.full()], {"drafts": True}, {"lookahead": 3}, True),
+    "lookahead": (lambda v: [v.full()], {}, {"lookahead": 5, "flight": 4}, True),
+    "events": (lambda v: [v.full()], {"enable_kv_cache_events": True}, {}, True),
+    "watermark": (lambda v: [v.full()], {"watermark": 0.2}, {}, True),
+    "window": (lambda v: [v.window()], {}, {}, True),
+    "window in flight": (lambda v: [v.window()], {}, {"flight": 3, "lookahead": 2}, True),
+    "window of one block": (lambda v: [v.window(4)], {"enable_caching": False}, {}, True),
+    "window and full": (lambda v: [v.full(), v.window()], {"blocks": 60}, {"flight": 1}, True),
+    "full, full and window": (lambda v: [v.full(), v.window(6), v.window(13)], {"blocks": 80, "enable_kv_cache_events": True}, {}, True),
+    "loads from outside": (lambda v: [v.full()], {}, {"external": True}, True),
+    "loads into a window": (lambda v: [v.window()], {}, {"external": True, "flight": 1}, True),
+    "wide and narrow": (lambda v: [v.full(8), v.window()], {"blocks": 60}, {}, False),
+    "chunked": (lambda v: [v.chunked()], {}, {}, False),
+    "states": (lambda v: [v.full(), v.state()], {"enable_caching": False, "blocks": 60}, {}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("case", CASES)
+def test_shortened_steps_give_and_leave_the_same_as_vllms(vllm, case, seed):
+    specs, given, how, short = CASES[case]
+    sides = [make(vllm, specs(vllm), ours=ours, **{"blocks": 30} | given) for ours in (False, True)]
+    assert (vllm.steps.why_not(sides[1]) == "") == short or "allocate_slots" in vars(sides[1])
+    assert ("allocate_slots" in vars(sides[1])) == short
+    played = Scheduler(vllm, sides, seed, **how)
+    played.play(150)
+    assert played.preemptions > 0
+    assert played.unchanged > 40
+    assert played.hits > 0 or not given.get("enable_caching", True)
