@@ -127,8 +127,9 @@ def test_a_file_that_is_gone_is_named(release):
 
 def test_a_body_is_the_same_but_for_comments_and_docstring(tmp_path):
     def digest(body):
-        (tmp_path / "pool.py").write_text(f"class Pool:\n def take(self):\n{body}")
-        return vllm_drift._bodies(tmp_path / "pool.py")["Pool.take"]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(f"class Pool:\n def take(self):\n{body}")
+        return vllm_drift._bodies(path)["Pool.take"]
 
     plain = digest("  return self.free.pop()\n")
     assert digest('  """Take.\n\n  One."""\n  # the last\n  return self.free.pop()\n') == plain
