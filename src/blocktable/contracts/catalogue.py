@@ -41,6 +41,7 @@ class _Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_block_size: int | None = None
     width_rule: str = "AnyWidth"
     min_width: int = 0
+    max_table_bytes: int | None = None
     layout: Layout = "dense"
     tail: Tail = "ignored"
     strides: Strides = "any"

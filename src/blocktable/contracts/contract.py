@@ -58,6 +58,8 @@ class Contract:
         The manager block that the engine takes when none is asked for.
     width_rule, min_width
         The accepted widths in kernel blocks, and the fewest columns whatever the rule says.
+    max_table_bytes
+        The most that a table may take, rows · width · 4 bytes, where the kernel holds it whole in a memory of its own.
     layout
         ``"dense"`` [B, W] · ``"split"`` [B, W], or [B, 2, W] with ids of K and V apart · ``"csr"``: the engine
         flattens its dense [B, W] table before the call.
@@ -92,7 +94,7 @@ class Contract:
         The text a user sees when the width is refused, with {block_num} and the like to fill in; the exception's type;
         where it is raised.
     refusals
-        The same for the other checks (layout, min_width, block_size, dtype, strides), as ``"ValueError: text"``.
+        The same for the other checks (layout, min_width, area, block_size, dtype, strides), as ``"ValueError: text"``.
     width_first
         Whether the kernel tests the width before the block size, which decides the text when both are wrong.
     source, evidence, date, pitfalls
@@ -108,6 +110,7 @@ class Contract:
     default_block_size: int | None = None
     width_rule: WidthRule = _ANY_WIDTH
     min_width: int = 0
+    max_table_bytes: int | None = None
     layout: Layout = "dense"
     tail: Tail = "ignored"
     strides: Strides = "any"
@@ -170,7 +173,7 @@ class Contract:
         if self.width_policy is not None:
             one_of(self.width_policy, "width_policy", get_args(WidthPolicy))
         object.__setattr__(self, "min_width", count(self.min_width, "min_width", least=0))
-        for name in ("default_block_size", "fallback_block_size", "max_head_size"):
+        for name in ("default_block_size", "fallback_block_size", "max_head_size", "max_table_bytes"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, count(getattr(self, name), name))
         check_template(self.error_text, "error_text")

@@ -26,7 +26,7 @@ __all__ = [
 
 Sizes: TypeAlias = tuple[int | MultipleOf, ...]
 
-CHECKS = ("layout", "width", "min_width", "block_size", "dtype", "strides")
+CHECKS = ("layout", "width", "min_width", "area", "block_size", "dtype", "strides")
 FIELDS = (
     *("name", "width", "block_num", "block_size", "page_size", "multiple", "min_width", "max_width"),
     *("max_seq_len", "batch", "rank", "shape", "dtype", "scalar_type", "strides"),

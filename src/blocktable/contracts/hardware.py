@@ -34,6 +34,10 @@ _NAMES = {
     "mi355x": "rocm",
     "rocm": "rocm",
     "xpu": "xpu",
+    "tpu": "tpu",
+    "tpu-v5e": "tpu",
+    "tpu-v5p": "tpu",
+    "tpu-v6e": "tpu",
     "cpu": "cpu",
 }
 

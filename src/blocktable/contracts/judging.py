@@ -3,6 +3,7 @@
 Each function returns what is wrong, in our words, or "". Where the kernel raises by itself, its text takes their place.
 """
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from blocktable._ints import align_up
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Table", "judge"]
 
 _INT32_MAX = 2**31 - 1
+_ENTRY = 4  # bytes: a column is an int32
 
 
 class Table(NamedTuple):
@@ -60,6 +62,13 @@ def _width(contract: "Contract", table: Table) -> str:
     )
 
 
+def _area(contract: "Contract", table: Table) -> str:
+    size = prod(table.shape) * _ENTRY
+    if contract.max_table_bytes is None or size <= contract.max_table_bytes:
+        return ""
+    return f"holds tables of at most {contract.max_table_bytes:,} bytes, got {size:,} ({' · '.join(map(str, table.shape))} · {_ENTRY})"
+
+
 def _block_size(contract: "Contract", table: Table) -> str:
     if accepts(contract.kernel_block_sizes, table.block_size):
         return ""
@@ -93,8 +102,8 @@ def _strides(contract: "Contract", table: Table) -> str:
     return ""
 
 
-_BLOCK_FIRST = (_layout, _block_size, _min_width, _width, _dtype, _strides)
-_WIDTH_FIRST = (_layout, _min_width, _width, _block_size, _dtype, _strides)
+_BLOCK_FIRST = (_layout, _block_size, _min_width, _width, _area, _dtype, _strides)
+_WIDTH_FIRST = (_layout, _min_width, _width, _area, _block_size, _dtype, _strides)
 
 
 def _error(contract: "Contract", check: str, problem: str, table: Table) -> ContractError:
@@ -130,6 +139,7 @@ def _error(contract: "Contract", check: str, problem: str, table: Table) -> Cont
 
 _REMEDIES = {
     "layout": "pass the table in the layout that the contract names",
+    "area": "take larger blocks, or fewer rows",
     "dtype": "pass the table in the dtype that the contract names",
     "strides": "pass a contiguous copy",
 }

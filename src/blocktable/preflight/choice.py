@@ -34,7 +34,7 @@ def choose(launch: Launch) -> Choice | None:
     if order is None:
         return None
     passed: list[tuple[str, tuple[str, ...]]] = []
-    if launch.hardware == "cpu" or launch.release.engine != "vllm":
+    if launch.hardware in ("cpu", "tpu") or launch.release.engine != "vllm":
         return Choice(order[0], ())  # taken unasked; what it cannot do shows in the worker
     for name in order:
         contract = replace(launch, backend=name).contract

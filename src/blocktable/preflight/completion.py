@@ -9,6 +9,7 @@ from blocktable.contracts.engines import catalogue
 from blocktable.errors import UnknownName
 from blocktable.preflight.choice import choose
 from blocktable.preflight.launch import Launch
+from blocktable.preflight.tpu import own_page
 
 __all__ = ["companions", "complete", "is_part", "listed_sizes", "own_block_size"]
 
@@ -27,6 +28,12 @@ def complete(launch: Launch) -> tuple[Launch, tuple[str, ...]]:
             taken = "CPU_MLA, or AMX_MLA where the CPU has AMX tiles"
         notes.append(f"{taken}, since {release} ignores {launch.backend} on a CPU")
         launch = replace(launch, backend=None if "," in taken else taken)
+    elif launch.hardware == "tpu" and release.engine == "vllm" and launch.backend:
+        latent = model.kind == "mla" if model else "MLA" in launch.backend.upper()
+        own = replace(launch, backend="FLASH_ATTN")
+        launch = replace(launch, backend=None) if latent or own.contract.hardware != ("tpu",) else own
+        if launch.backend:
+            notes.append(f"{launch.backend}, since {release} selects no other on a TPU")
     elif launch.backend is None and (choice := choose(launch)) and choice.backend:
         launch = replace(launch, backend=choice.backend)
         passed = f" (passed over {choice})" if choice.passed else ""
@@ -61,6 +68,8 @@ def own_block_size(launch: Launch, contract: Contract) -> int | None:
     and else the smallest of them (AttentionBackend.get_preferred_block_size).
     """
     release = launch.release
+    if contract.hardware == ("tpu",):
+        return own_page(launch.max_model_len, launch.max_num_seqs) if isinstance(launch.max_model_len, int) else None
     own = _preferred(release, contract)
     if own and release.common_default:
         return lcm(own, *(min(listed_sizes(one.kernel_block_sizes)) for one in companions(launch)))

@@ -30,7 +30,11 @@ def cpu_problem(launch: Launch) -> tuple[str, str] | None:
 def selection_problem(launch: Launch, contract: Contract) -> tuple[str, str] | None:
     """Hold a backend that is named against what its engine asks of it: the model, the hardware, the cache, the ranks."""
     release, hardware = launch.release, launch.hardware
-    reasons = refused_reasons(launch, contract) if release.engine == "vllm" and "cpu" not in contract.hardware else ()
+    reasons = (
+        refused_reasons(launch, contract)
+        if release.engine == "vllm" and not {"cpu", "tpu"} & set(contract.hardware)
+        else ()
+    )
     if any(reason != "block_size not supported" for reason in reasons):
         return f"{release} does not select {contract.name}: {', '.join(reasons)}", selection(contract, reasons)
     if hardware and contract.hardware and not any(runs_on(one, hardware) for one in contract.hardware):

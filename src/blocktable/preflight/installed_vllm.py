@@ -20,7 +20,7 @@ from blocktable.preflight.model import Model
 
 __all__ = ["ask_vllm"]
 
-_ELSEWHERE = frozenset({"rocm", "xpu"})  # importing another platform's modules can end the process
+_ELSEWHERE = frozenset({"rocm", "xpu", "tpu"})  # importing another platform's modules can end the process
 _GPUS = ("8.0", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 
 

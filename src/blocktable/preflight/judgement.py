@@ -15,6 +15,7 @@ from blocktable.preflight.launch import Launch, is_unread
 from blocktable.preflight.memory import Memory
 from blocktable.preflight.pool import memory_problem, pool_problem
 from blocktable.preflight.sizing import allocated, block_of, fit_length, length_of, missing_length, pool_of
+from blocktable.preflight.tpu import DEFAULT_ROWS
 from blocktable.preflight.wording import allocates, assumptions, block_error, changed, kernel_text
 
 __all__ = ["Judgement", "Verdict", "assess"]
@@ -132,6 +133,8 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
         geometry.check((1, geometry.kernel_width))
     except ContractError as error:
         return _refused(answer, f"{told}; {contract.name} needs {demand}", kernel_text(error))
+    if too_large := _area(launch, contract, geometry):
+        return _refused(answer, f"{told}; {too_large}")
     if launch.cp_size > 1 and contract.context_parallel is None:
         missing = (
             f"context_parallel: whether {contract.name} runs under it in {launch.release}, which nobody has read",
@@ -147,6 +150,15 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
     assumed = (*answer.assumed, *_drafts_assumed(launch, drafted))
     accepted = f"{told}; {contract.name} takes {demand}"
     return replace(answer, verdict="accepted", groups=groups, assumed=assumed, reason=accepted)
+
+
+def _area(launch: Launch, contract: Contract, geometry: Geometry) -> str:
+    """Hold the table of all rows against the memory in which the kernel holds it."""
+    rows, most = launch.max_num_seqs or DEFAULT_ROWS, contract.max_table_bytes
+    size = rows * geometry.kernel_width * 4
+    if most is None or size <= most:
+        return ""
+    return f"{rows} rows of that take {size:,} bytes, and {contract.name} holds {most:,} (rows · width · 4)"
 
 
 def _draft(launch: Launch, block: int) -> Judgement | None:

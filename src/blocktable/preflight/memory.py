@@ -115,6 +115,8 @@ def _pool(launch: Launch, contract: Contract | None, block: int) -> _Pool:
         raise Unknown("a model (--model)")
     if model.kept is None:
         raise Unknown(f"what the layers of {model.source} keep, which is not a model that the catalogue knows")
+    if launch.hardware == "tpu":
+        raise Unknown("how its cache is padded on a TPU")
     if launch.pipeline_parallel > 1:
         raise Unknown("how the layers are divided over pipeline stages")
     per_token, drafted = attention_bytes(launch, contract), _draft_bytes(launch, contract)

@@ -82,7 +82,7 @@ def read_model(path: str | Path, overrides: Mapping[str, Any] = MappingProxyType
         raise _unfit(path, "its config is no object")
     config = _override(config, overrides)
     text = config.get("text_config")
-    outer = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config}
+    outer: dict[str, Any] = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config}
     return _model(path, {**outer, **text} if isinstance(text, dict) else config)
 
 

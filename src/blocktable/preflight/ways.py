@@ -15,6 +15,7 @@ from blocktable.preflight.judgement import Judgement, assess
 from blocktable.preflight.launch import Draft, Launch
 from blocktable.preflight.memory import longest_that_fits
 from blocktable.preflight.sizing import allocated, missing_length
+from blocktable.preflight.tpu import DEFAULT_ROWS
 
 __all__ = ["ways_out"]
 
@@ -90,6 +91,7 @@ def _block_sizes(launch: Launch, contract: Contract | None, block: int) -> Itera
     """Yield the accepted block size nearest to the one refused, the larger of two that are equally near."""
     sizes = {16, 32, 64, 128, 256}
     if contract is not None:
+        sizes |= {512, 1024} if contract.max_table_bytes else set()
         sizes |= listed_sizes((*contract.kernel_block_sizes, *contract.manager_block_sizes))
     for size in sorted(sizes - {block}, key=lambda size: (max(size, block) / max(min(size, block), 1), -size)):
         if _accepted(replace(launch, block_size=size)):
@@ -122,9 +124,18 @@ def _pool(launch: Launch, answer: Judgement) -> Iterator[str]:
             yield f"--max-num-seqs {blocks}"
         if launch.num_blocks and _not_refused(replace(launch, num_blocks=launch.max_num_seqs)):
             yield f"--num-gpu-blocks-override {launch.max_num_seqs}"
+    yield from _area(launch, answer)
     yield from _budget(launch, answer)
     if launch.prefix_match_unit and _not_refused(replace(launch, prefix_match_unit=None)):
         yield "no --prefix-match-unit"
+
+
+def _area(launch: Launch, answer: Judgement) -> Iterator[str]:
+    """Yield as many rows as the kernel's memory holds, where it bounds them."""
+    most, width = launch.contract.max_table_bytes, answer.kernel_width
+    rows = most // (4 * width) if most and width else 0
+    if 0 < rows < (launch.max_num_seqs or DEFAULT_ROWS) and _accepted(replace(launch, max_num_seqs=rows)):
+        yield f"--max-num-seqs {rows}"
 
 
 def _budget(launch: Launch, answer: Judgement) -> Iterator[str]:

@@ -10,6 +10,7 @@ from blocktable.preflight.completion import companions, is_part
 from blocktable.preflight.demands import selection
 from blocktable.preflight.launch import Launch
 from blocktable.preflight.sizing import length_of
+from blocktable.preflight.tpu import DEFAULT_ROWS
 
 __all__ = ["allocates", "assumptions", "block_error", "changed", "kernel_text"]
 
@@ -74,6 +75,8 @@ def assumptions(launch: Launch, contract: Contract, block: int | None, unaligned
         yield f"rows of attention{unwidened}"
     if launch.block_size is not None and unaligned:
         yield f"block size {block} as asked for, although {release} may align it to the recurrent state"
+    if contract.max_table_bytes and launch.max_num_seqs is None:
+        yield f"{DEFAULT_ROWS} requests at once, which {release} takes by itself"
     if launch.block_size is None and block is not None:
         yield f"block size {block}, which {release} takes by itself for {contract.name}"
     if release.extrapolated:
