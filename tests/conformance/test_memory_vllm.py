@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from blocktable.contracts import resolve_engine
-from blocktable.preflight import Launch, read_model
+from blocktable.preflight import Draft, Launch, read_model
 from blocktable.preflight.hybrid import block_that_holds_a_state
 from blocktable.preflight.memory import longest_that_fits, measure
 
@@ -114,6 +114,7 @@ def vllm_sizes(real):
     """Return a function that sizes a pool as vLLM does: blocks and requests at once, or None where it refuses."""
     utils, specs, torch = real("vllm.v1.core.kv_cache_utils"), real("vllm.v1.kv_cache_interface"), real("torch")
     layout = real("vllm.v1.kv_cache_layout").KVCacheLayout.LBNHC
+    stage_of = real("vllm.distributed.utils").get_pp_indices
 
     def size(model, launch, block):
         heads = max(1, model.kv_heads // launch.tensor_parallel)
@@ -142,9 +143,14 @@ def vllm_sizes(real):
             num_prefill_lookahead_tokens=0,
             max_in_flight_tokens=launch.batched_tokens,
         )
-        named = {f"model.layers.{number}.attn": layer for number, layer in enumerate(layers)}
+        stages, drafting = launch.pipeline_parallel, (model.drafting or 0) if launch.draft.inside else 0
+        named = [
+            {f"model.layers.{number}.attn": layers[number] for number in range(*stage_of(len(layers), stage, stages))}
+            for stage in range(stages)
+        ]
+        named[-1] |= {f"model.layers.{len(layers) + number}.attn": layers[0] for number in range(drafting)}
         try:
-            (pool,) = utils.get_kv_cache_configs(config, [named], [launch.memory])
+            pool, *_ = utils.get_kv_cache_configs(config, named, [launch.memory] * stages)
         except ValueError as refused:
             assert "To serve at least one request" in str(refused) or "No available memory" in str(refused)  # noqa: PT017
             return None
@@ -159,7 +165,12 @@ def a_model(random, tmp_path):
     config = {**SIZES, "num_hidden_layers": layers, "num_key_value_heads": random.choice([1, 2, 4])}
     config["head_dim"] = random.choice([64, 128])
     if kind == "latent":
-        config = {**LATENT, "num_hidden_layers": layers}
+        config = {
+            **LATENT,
+            "num_hidden_layers": layers,
+            "model_type": "deepseek_v3",
+            "num_nextn_predict_layers": layers % 3,
+        }
     elif kind == "full":
         config["model_type"] = "llama"
     elif kind == "window":
@@ -177,6 +188,7 @@ def test_random_pools(vllm_sizes, vllm_version, tmp_path):
     for _ in range(600):
         model = a_model(random, tmp_path)
         latent, windows = model.kind == "mla", bool(model.kept.window)
+        stages = 1 if windows or random.random() < 0.5 else random.randrange(1, 1 + min(4, model.kept.full))
         launch = Launch(
             release,
             "TRITON_MLA" if latent else "TRITON_ATTN",
@@ -190,6 +202,8 @@ def test_random_pools(vllm_sizes, vllm_version, tmp_path):
             batched_tokens=random.randrange(1, 4000),
             async_scheduling=False,
             one_group=random.random() < 0.2,
+            pipeline_parallel=stages,
+            draft=Draft(method="mtp" if model.drafting and random.random() < 0.7 else ""),
         )
         block = random.choice([16, 32, 64, 128, 256])
         theirs, ours = vllm_sizes(model, launch, block), measure(launch, launch.contract, block)

@@ -110,6 +110,50 @@ def test_blocks_and_requests_are_those_that_the_engine_logs(
     assert answer["memory"]["requests"] == pytest.approx(requests)
 
 
+LAYERS_61 = {**LATENT, "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_nextn_predict_layers": 1}
+PER_LAYER = 576 * 2  # bytes per token of a latent in 16 bits
+STAGES = [  # a launch, and how many layers the stage keeps that keeps most
+    ("", 61),
+    ("-pp 2", 31),
+    ("-pp 4", 16),
+    ("-pp 61", 1),
+    ("-pp 1 -sc.method mtp -sc.num_speculative_tokens 2", 62),
+    ("-pp 2 -sc.method mtp -sc.num_speculative_tokens 2", 31),
+    ("-pp 61 -sc.method mtp -sc.num_speculative_tokens 2", 2),
+]
+
+
+@pytest.mark.parametrize(("line", "layers"), STAGES)
+def test_the_fullest_stage_decides_and_the_last_one_has_the_layers_that_draft(
+    line: str, layers: int, check: Any
+) -> None:
+    words = f"--gpu h100 --backend TRITON_MLA --gpu-memory 1GiB -- vllm serve M --max-model-len 8192 --block-size 64 {line}"
+    code, answer = check(LAYERS_61, words)
+    assert code == 0
+    assert answer["memory"]["bytes_per_token"] == layers * PER_LAYER
+    assert answer["memory"]["num_blocks"] == 2**30 // (64 * layers * PER_LAYER)
+    draft = [group["layers"] for group in answer["groups"] if group["kind"] == "draft full"]
+    assert draft == ([1] if "mtp" in line else [])
+
+
+def test_a_partition_of_the_launchs_own(check: Any) -> None:
+    line = (
+        "--backend TRITON_MLA -- VLLM_PP_LAYER_PARTITION=20,41 vllm serve M --max-model-len 8192 -pp 2 --block-size 64"
+    )
+    assert check(LAYERS_61, line)[1]["memory"]["bytes_per_token"] == 41 * PER_LAYER
+    assert run(["check", *shlex.split(line.replace("20,41", "20,30,11"))]) == 2
+    assert run(["check", *shlex.split(line.replace("20,41", "20,many"))]) == 2
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "falcon", "gpt_neox", "olmoe"])
+def test_families_whose_layers_all_keep_the_whole_context(family: str, check: Any) -> None:
+    answer = check(
+        {**LLAMA, "model_type": family}, "--gpu h100 --max-model-len 4096 --gpu-memory 4.4MiB --block-size 32"
+    )[1]
+    assert answer["memory"]["num_blocks"] == 140  # as a Llama of these sizes
+    assert not any("full-attention group" in text for text in answer["assumed"])
+
+
 def test_a_pool_too_small_for_one_request_is_refused(check: Any) -> None:
     line = "--gpu cpu --max-model-len 8192 --block-size 32 --gpu-memory 4.4MiB"
     code, answer = check(LLAMA, line)

@@ -167,6 +167,7 @@ def command(
                 state_dtype=line.state_dtype,
                 batched_tokens=line.batched_tokens,
                 pipeline_parallel=line.pipeline_parallel,
+                partition=_partition(line),
                 async_scheduling=line.async_scheduling,
                 prefix_caching=line.prefix_caching,
                 chunked_prefill=line.chunked_prefill,
@@ -260,6 +261,18 @@ def _wanted(line: lines.Launch) -> Iterator[str]:
         return
     if line.prefill_context_parallel == 1 and line.tensor_parallel % ranks:
         yield f"a --tensor-parallel-size that {ranks} divides; vLLM refuses {line.tensor_parallel}"
+
+
+def _partition(line: lines.Launch) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage, where a variable of the launch says them."""
+    name = "VLLM_PP_LAYER_PARTITION"
+    text, stages = line.environment.get(name), line.pipeline_parallel
+    if not text or stages == 1:
+        return ()
+    parts = tuple(parse_count(part, name) for part in text.split(","))
+    if len(parts) != stages:
+        raise ArgumentError(f"{name}={text} names {len(parts)} stages, and there are {stages}", values={name: text})
+    return parts
 
 
 def _unordered(line: lines.Launch, hardware: str | None) -> str:

@@ -12,6 +12,7 @@ from blocktable.preflight.completion import complete
 from blocktable.preflight.demands import cpu_problem, parallel_problem, selection_problem
 from blocktable.preflight.groups import Group, groups_of
 from blocktable.preflight.launch import Launch, is_unread
+from blocktable.preflight.layers import Layers
 from blocktable.preflight.memory import Memory
 from blocktable.preflight.pool import memory_problem, pool_problem
 from blocktable.preflight.sizing import allocated, block_of, fit_length, length_of, missing_length, pool_of
@@ -164,7 +165,9 @@ def _area(launch: Launch, contract: Contract, geometry: Geometry) -> str:
 def _draft(launch: Launch, block: int) -> Judgement | None:
     """Judge the layers of a draft model, which shares the block and, in vLLM, never the backend; None where none is told."""
     draft = launch.draft
-    model = replace(launch.model, kept=None) if draft.inside and launch.model else draft.model
+    model = draft.model
+    if draft.inside and launch.model:
+        model = replace(launch.model, kept=Layers(launch.model.drafting) if launch.model.drafting else None)
     if launch.release.engine != "vllm" or not draft.adds_layers or (model is None and draft.backend is None):
         return None
     alone = replace(

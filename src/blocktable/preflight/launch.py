@@ -60,6 +60,7 @@ class Launch:
     the bytes of its KV cache on one rank; ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV
     connectors alike. ``kv_dtype``, ``dtype``, ``conv_dtype`` and ``state_dtype`` are what the launch asks for, "auto" where
     it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
+    ``partition`` is how many layers each pipeline stage gets, where the launch says so.
     ``unordered`` names what makes the release choose a backend in another order than the catalogue has, "" for nothing.
     ``shared_ranks`` are the tensor-parallel ranks that context parallelism reuses, where the launch says how many.
     """
@@ -85,6 +86,7 @@ class Launch:
     state_dtype: str = "auto"
     batched_tokens: int | None = None
     pipeline_parallel: int = 1
+    partition: tuple[int, ...] = ()
     async_scheduling: bool | None = None
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None

@@ -8,11 +8,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Layers", "read_layers"]
+from blocktable._ints import ceil_div
+
+__all__ = ["Layers", "drafting_layers", "fullest_stage", "read_layers"]
 
 # Models whose layers vLLM 0.32 builds as read here; another may share layers, or alternate them by a rule of its own.
 _WITH_WINDOW = ("llama", "mistral", "mixtral", "phi3")
 _LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2")
+_FULL = (
+    *("bloom", "dbrx", "ernie4_5", "ernie4_5_moe", "exaone", "falcon", "gemma", "glm4", "glm4_moe", "gpt2", "gpt_neox"),
+    *("internlm2", "mimo", "nemotron", "olmo", "olmoe", "opt", "phi", "stablelm", "starcoder2"),
+)
+# Models whose last layers, beyond those counted, draft tokens and keep what the others keep.
+_DRAFTING = ("deepseek_v3", "deepseek_v32", "ernie4_5_moe", "glm4_moe", "mimo")
 _LISTED = ("llama", "mistral", "gemma2", "gemma3_text", "gpt_oss")
 _HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "lfm2")
 _EVERY_FOURTH = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -38,11 +46,16 @@ class Layers(NamedTuple):
 
 def read_layers(config: Mapping[str, Any]) -> Layers | None:
     """Return the layers of a text model's config, None where it is no model whose layers are known. Cost: constant."""
-    model, kinds, layers = config.get("model_type"), config.get("layer_types"), config.get("num_hidden_layers")
+    model, kinds = config.get("model_type"), config.get("layer_types")
+    layers = config.get("num_hidden_layers", config.get("n_layer"))
     window = config.get("sliding_window") or None
     if type(layers) is not int or layers < 1 or (window is not None and type(window) is not int):
         return None
-    if model in _LATENT or (model in _OPTIONAL_WINDOW and not config.get("use_sliding_window")):
+    if (
+        model in _LATENT
+        or (model in _FULL and not window)
+        or (model in _OPTIONAL_WINDOW and not config.get("use_sliding_window"))
+    ):
         return Layers(layers)
     if model == "nemotron_h":
         return _drawn(config.get("hybrid_override_pattern"))
@@ -55,6 +68,24 @@ def read_layers(config: Mapping[str, Any]) -> Layers | None:
     if model in _WITH_WINDOW:
         return Layers(0, layers, window) if window else Layers(layers)
     return None
+
+
+def drafting_layers(config: Mapping[str, Any]) -> int | None:
+    """Return how many layers a model brings to draft tokens (multi-token prediction), None where that is not known."""
+    layers = config.get("num_nextn_predict_layers")
+    return layers if config.get("model_type") in _DRAFTING and type(layers) is int and layers > 0 else None
+
+
+def fullest_stage(layers: int, stages: int, drafting: int = 0, partition: tuple[int, ...] = ()) -> int:
+    """Return the layers of the pipeline stage that keeps most, by vLLM's split: it gives what is left over to no last stage.
+
+    Layers that draft are the last stage's. ``partition`` is a split of the launch's own, VLLM_PP_LAYER_PARTITION.
+
+    >>> fullest_stage(61, 2), fullest_stage(61, 4), fullest_stage(61, 2, drafting=3), fullest_stage(61, 2, partition=(20, 41))
+    (31, 16, 33, 41)
+    """
+    each = partition or (ceil_div(layers, stages),) * (stages - 1) + (layers // stages,)
+    return max(*each[:-1], each[-1] + drafting) if len(each) > 1 else each[0] + drafting
 
 
 def _drawn(pattern: Any) -> Layers | None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from blocktable._ints import ceil_div
 from blocktable.contracts import Contract, MultipleOf
 from blocktable.preflight.launch import Launch
-from blocktable.preflight.layers import Layers
+from blocktable.preflight.layers import Layers, fullest_stage
 from blocktable.preflight.model import Model
 
 __all__ = ["Memory", "Unknown", "attention_bytes", "longest_that_fits", "measure", "state_bytes", "supposes_two_steps"]
@@ -117,10 +117,15 @@ def _pool(launch: Launch, contract: Contract | None, block: int) -> _Pool:
         raise Unknown(f"what the layers of {model.source} keep, which is not a model that the catalogue knows")
     if launch.hardware == "tpu":
         raise Unknown("how its cache is padded on a TPU")
-    if launch.pipeline_parallel > 1:
-        raise Unknown("how the layers are divided over pipeline stages")
-    per_token, drafted = attention_bytes(launch, contract), _draft_bytes(launch, contract)
     kept = model.kept
+    if launch.pipeline_parallel > 1 and (
+        kept.window or kept.state or (launch.draft.adds_layers and not launch.draft.inside)
+    ):
+        raise Unknown("how layers of several kinds are divided over pipeline stages")
+    per_token, drafted = attention_bytes(launch, contract), _draft_bytes(launch, contract)
+    if launch.pipeline_parallel > 1:
+        stage = fullest_stage(kept.full, launch.pipeline_parallel, drafted // per_token, launch.partition)
+        kept, drafted = Layers(stage), 0
     size, groups = _grouped(kept, one=launch.one_group)
     if kept.state and state_bytes(launch) > block * per_token:
         raise Unknown(f"the block size, since {block} tokens are less than one recurrent state")
@@ -146,6 +151,8 @@ def _draft_bytes(launch: Launch, contract: Contract | None) -> int:
     if not draft.adds_layers:
         return 0
     model, target = draft.model, launch.model
+    if draft.inside and target and target.kept and target.drafting and not (target.kept.window or target.kept.state):
+        return attention_bytes(launch, contract) * target.drafting
     if model is None or draft.inside or model.kept is None or target is None:
         raise Unknown("the layers of the draft model")
     if any(kept is None or kept.window or kept.state for kept in (model.kept, target.kept)):

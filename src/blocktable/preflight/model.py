@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from blocktable.errors import ArgumentError
-from blocktable.preflight.layers import Layers, read_layers
+from blocktable.preflight.layers import Layers, drafting_layers, read_layers
 from blocktable.preflight.states import State, read_state
 
 __all__ = ["Model", "read_model"]
@@ -34,7 +34,7 @@ class Model:
     ``family`` is its type, as configs name it; ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
     cache of its own; ``state``: some layers keep a recurrent state. ``head_size`` is that of the cache (latent and rope
     for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it. ``kept`` is what
-    its layers keep and ``recurrent`` the state of one, None where that is not known; ``index_size`` the bytes per token of a
+    its layers keep, ``drafting`` the number of those that it brings to draft tokens, and ``recurrent`` the state of one, None where that is not known; ``index_size`` the bytes per token of a
     sparse layer's index; ``dtype`` that of its weights, ``kv_dtype`` the one that a quantized checkpoint asks for its cache
     ("" where that is not known).
     """
@@ -51,6 +51,7 @@ class Model:
     state: bool = False
     max_model_len: int | None = None
     kept: Layers | None = None
+    drafting: int | None = None
     recurrent: State | None = None
     index_size: int | None = None
     dtype: str | None = None
@@ -82,7 +83,9 @@ def read_model(path: str | Path, overrides: Mapping[str, Any] = MappingProxyType
         raise _unfit(path, "its config is no object")
     config = _override(config, overrides)
     text = config.get("text_config")
-    outer: dict[str, Any] = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config}
+    outer: dict[str, Any] = {
+        key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in config
+    }
     return _model(path, {**outer, **text} if isinstance(text, dict) else config)
 
 
@@ -120,6 +123,7 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         state=_keeps_state(config),
         max_model_len=_longest(path, config),
         kept=read_layers(config),
+        drafting=drafting_layers(config),
         recurrent=read_state(config),
         index_size=_index_size(path, config),
         dtype=next((str(config[key]) for key in ("dtype", "torch_dtype") if config.get(key)), None),
