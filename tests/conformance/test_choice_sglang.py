@@ -84,6 +84,55 @@ def test_the_default_backend(groups):
     assert compared == 11
 
 
+@pytest.mark.parametrize("family", ["llama4", "gpt_oss"])
+def test_families_that_declare_a_backend_of_their_own(groups, family):
+    release, compared = resolve_engine("sglang==0.5.23"), 0
+    for hardware in (*HARDWARE, "xpu"):
+        config = SimpleNamespace(attention_backend=None, device="xpu" if hardware == "xpu" else "cuda")
+        config.moe_runner_backend, config.dtype, config.quantization = "triton", "bfloat16", None
+        facts = platform(hardware)
+        facts.is_sm90, facts.is_xpu, facts.has_amx = facts.is_hopper_with_cuda_12_3, hardware == "xpu", False
+        scope = {
+            "resolving_view": lambda _, config=config: config,
+            "is_attention_backend_not_set": lambda _: True,
+            "get_platform": lambda facts=facts: facts,
+            "logger": logging.getLogger("peer"),
+            "is_cpu": lambda: False,
+            "is_mps": lambda: False,
+            "Dict": dict,
+            "Any": object,
+        }
+        file = groups / "model_overrides" / f"{family}.py"
+        theirs = lift(file, f"_{family}_overrides", scope)(None, SimpleNamespace())["attention_backend"]
+        name = "llama4_text" if family == "llama4" else family
+        model = Model(source="m", family=name, kind="gqa", head_size=128, heads=16, kv_heads=16)
+        assert choose(Launch(release, None, hardware=hardware, model=model)).backend == theirs, hardware
+        compared += 1
+    assert compared == len(HARDWARE) + 1
+
+
+def test_families_that_declare_none_are_those_that_the_catalogue_lists_together(groups):
+    declared = "".join(file.read_text(encoding="utf-8") for file in (groups / "model_overrides").glob("*.py"))
+    for architecture in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Phi3"):
+        assert f'"{architecture}ForCausalLM"' not in declared
+    for file in ("gemma2_gemma3", "glm4_moe", "minimax_m2", "qwen3_moe"):  # these declare other things
+        assert "attention_backend" not in (groups / "model_overrides" / f"{file}.py").read_text(encoding="utf-8")
+
+
+def test_a_cpu(groups):
+    model = Model(source="m", family="llama", kind="gqa", head_size=128, heads=16, kv_heads=16)
+    ours = choose(Launch(resolve_engine("sglang==0.5.23"), None, hardware="cpu", model=model)).backend
+    declared = {}
+    scope = {
+        "resolving_view": lambda _: SimpleNamespace(device="cpu", attention_backend=None),
+        "declare_resolution": lambda *_, **fields: declared.update(fields),
+        "is_host_cpu_arm64": lambda: False,
+        "Any": object,
+    }
+    lift(groups / "platform_hook.py", "handle_cpu_backends", scope)(None)
+    assert declared["attention_backend"] == ours
+
+
 def test_every_choice_has_a_name(groups):
     tree = ast.parse((groups / "choices.py").read_text(encoding="utf-8"))
     (listed,) = (

@@ -109,6 +109,14 @@ LATENT = {**SIZES, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_di
         ({**SIZES, "model_type": "llama"}, "b200", "", "trtllm_mha", 64),
         ({**SIZES, "model_type": "llama"}, "rtx-pro-6000", "", "flashinfer", 1),
         ({**SIZES, "model_type": "llama"}, "mi300x", "", "aiter", 1),
+        ({**SIZES, "model_type": "llama"}, "cpu", "", "intel_amx", 1),
+        ({**SIZES, "model_type": "glm4_moe"}, "b200", "", "trtllm_mha", 64),
+        ({"text_config": {**SIZES, "model_type": "gemma3_text"}}, "h100", "", "fa3", 1),
+        ({"text_config": {**SIZES, "model_type": "llama4_text"}}, "rtx-pro-6000", "", "triton", 1),
+        ({**SIZES, "model_type": "gpt_oss"}, "a100", "", "triton", 1),
+        ({**SIZES, "model_type": "llama"}, "h100", "--kv-cache-dtype fp8_e5m2", "triton", 1),
+        ({**SIZES, "model_type": "llama"}, "h100", "--attention-backend fa3 --kv-cache-dtype fp8_e5m2", "triton", 1),
+        ({**LATENT, "model_type": "deepseek_v2"}, "cpu", "", "intel_amx", 1),
         ({**LATENT, "model_type": "deepseek_v2"}, "b200", "", "flashinfer", 1),
         ({**LATENT, "model_type": "deepseek_v3"}, "b200", "--page-size 16", "trtllm_mla", 64),
         ({**LATENT, "model_type": "deepseek_v3"}, "h100", "", "fa3", 1),
@@ -146,6 +154,20 @@ def test_trees_of_drafts_leave_its_choice_open(more: str, tmp_path: Path, capsys
     code, answer = check(line, capsys)
     assert code == 3
     assert "the order in which sglang 0.5.23 tries backends on 10.0" in answer["missing"][0]
+
+
+def test_a_device_is_hardware_and_overrides_are_the_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama"}))
+    line = f"-- sglang serve --model-path {tmp_path}"
+    code, answer = check(
+        f"{line} --device cpu --json-model-override-args '{{\"max_position_embeddings\": 100}}'", capsys
+    )
+    assert (code, answer["backend"], answer["max_model_len"]) == (0, "intel_amx", 100)
+    assert check(f"{line} --device cuda", capsys)[0] == 3
+    assert check(f"{line} --json-model-override-args {{a}}", capsys)[0] == 2
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "novel"}))
+    answer = check(f"{line} --device cpu", capsys)[1]
+    assert "the order in which sglang 0.5.23 tries backends on cpu" in answer["missing"][0]
 
 
 def test_a_verification_widens_rows(capsys: pytest.CaptureFixture[str]) -> None:

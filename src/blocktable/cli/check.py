@@ -130,7 +130,7 @@ def command(
     blocks = line.num_blocks if override is None else parse_count(override, "--num-gpu-blocks-override")
     dtype = _cache_dtype((kv_cache_dtype or line.kv_dtype).lower(), line.engine)
     versions = _kernel_versions(kernels)
-    hardware = None if gpu is None else capability(gpu)
+    hardware = line.device if gpu is None else capability(gpu)
     known, drafted = _model(model, line), _draft(line)
     answers = []
     named: list[str | None] = [*_split(backend)]

@@ -17,7 +17,7 @@ class Launch(NamedTuple):
 
     ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
     flags and files name, ``env_backend`` what the environment names, which only old releases read. ``release`` is what the
-    image of a container names, "" without one; ``overrides`` are those of the model's config.
+    image of a container names, "" without one, ``device`` a platform that it names; ``overrides`` are those of the model's config.
     """
 
     engine: str = "vllm"
@@ -57,3 +57,4 @@ class Launch(NamedTuple):
     overrides: Mapping[str, Any] = MappingProxyType({})
     environment: Mapping[str, str] = _NOTHING
     release: str = ""
+    device: str | None = None

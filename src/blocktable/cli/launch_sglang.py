@@ -5,10 +5,11 @@
 ('M', 'trtllm_mla', 16, 9416)
 """
 
+import json
 from argparse import ArgumentError as Refused
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from blocktable.cli.flags import insert_file, parse_count
 from blocktable.cli.launch_facts import Launch
@@ -29,7 +30,12 @@ _FLAGS: Final = (
     ("--speculative-eagle-topk",),
     ("--kv-cache-dtype",),
     ("--chunked-prefill-size",),
+    ("--json-model-override-args",),
+    ("--device",),
 )
+
+
+_DEVICES: Final = ("cpu", "xpu")  # of these the device is all the hardware that decides
 
 
 def read_sglang(arguments: Sequence[str]) -> Launch:
@@ -62,7 +68,21 @@ def read_sglang(arguments: Sequence[str]) -> Launch:
         and size(given.speculative_eagle_topk, "--speculative-eagle-topk") != 1,
         kv_dtype=given.kv_cache_dtype or "auto",
         batched_tokens=_chunk(given.chunked_prefill_size),
+        overrides=_overrides(given.json_model_override_args),
+        device=given.device if given.device in _DEVICES else None,
     )
+
+
+def _overrides(text: str | None) -> dict[str, Any]:
+    """Return what replaces the model's config; raises ArgumentError for what is no JSON object."""
+    name = "--json-model-override-args"
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ArgumentError(f"{name} is no JSON: {error}", values={name: text}) from None
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{name} must be a JSON object, got {text}", values={name: text})
+    return value
 
 
 def _chunk(text: str | None) -> int | None:

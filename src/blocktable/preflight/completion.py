@@ -38,6 +38,9 @@ def complete(launch: Launch) -> tuple[Launch, tuple[str, ...]]:
         launch = replace(launch, backend=choice.backend)
         passed = f" (passed over {choice})" if choice.passed else ""
         notes.append(f"{choice.backend}, which {release} chooses on {launch.hardware}{passed}")
+    if release.engine == "sglang" and launch.backend == "fa3" and launch.kv_dtype == "fp8_e5m2":
+        launch = replace(launch, backend="triton")
+        notes.append(f"triton, which {release} takes in place of fa3 for a cache of fp8_e5m2")
     return launch, tuple(notes)
 
 
