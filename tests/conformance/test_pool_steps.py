@@ -285,6 +285,16 @@ def test_who_waits_is_held_to_the_watermark_even_with_room(vllm):
     assert [side.allocate_slots(request, 1) is side.empty_kv_cache_blocks for side in sides] == [True, True]
 
 
+def test_arguments_by_position_are_vllms(vllm):
+    sides = [make(vllm, [vllm.full()], ours=ours) for ours in (False, True)]
+    request = vllm.ask([1] * 10)
+    given = [side.allocate_slots(request, 10, 0, side.empty_kv_cache_blocks, 7).get_block_ids() for side in sides]
+    assert given == [([1, 2, 3, 4, 5],)] * 2
+    request.num_computed_tokens, request.status = 10, vllm.status.RUNNING
+    given = [side.allocate_slots(request, 1, 0, num_lookahead_tokens=12).get_block_ids() for side in sides]
+    assert given == [([6],)] * 2
+
+
 def test_a_manager_with_ways_of_its_own_is_left_as_it_is_and_named(vllm, monkeypatch):
     class Own(vllm.manager):
         def allocate_slots(self, *args, **kwargs):

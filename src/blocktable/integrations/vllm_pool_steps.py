@@ -90,22 +90,23 @@ def _short(manager: Any, grow: Any) -> Any:
     def allocate_slots(
         request: Any, num_new_tokens: int, *args: Any, num_lookahead_tokens: int = 0, **named: Any
     ) -> Any:
-        plain = not named and not args and num_new_tokens > 0 and request.status is running
-        if plain:
+        if args:  # by position: nobody does
+            drafts = {"num_lookahead_tokens": num_lookahead_tokens} if num_lookahead_tokens else {}
+            return stock(request, num_new_tokens, *args, **drafts, **named)
+        if not named and num_new_tokens > 0 and request.status is running:
             row = row_of(request.request_id)
             if row:
                 if request.num_computed_tokens + num_new_tokens + num_lookahead_tokens <= row.room:
                     return nothing
                 if grow is not None:
                     return grow(request, row, num_new_tokens, num_lookahead_tokens)
-        found = stock(request, num_new_tokens, *args, num_lookahead_tokens=num_lookahead_tokens, **named)
-        if found is not None and not args:
-            row = row_of(request.request_id)
-            if row:
-                external = named.get("num_external_computed_tokens", 0)
-                computed = request.num_computed_tokens + named.get("num_new_computed_tokens", 0) + external
-                processed = max(0, min(computed, longest) - request.num_in_flight_tokens)
-                row.room = min(_room(one, request.request_id, processed) for one in managers)
+        found = stock(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **named)
+        row = row_of(request.request_id)
+        if found is not None and row:
+            external = named.get("num_external_computed_tokens", 0)
+            computed = request.num_computed_tokens + named.get("num_new_computed_tokens", 0) + external
+            processed = max(0, min(computed, longest) - request.num_in_flight_tokens)
+            row.room = min(_room(one, request.request_id, processed) for one in managers)
         return found
 
     return allocate_slots
