@@ -16,6 +16,7 @@ from blocktable import BlockTables, Delta, LawBroken, Replica, plan, recording
 from blocktable.cli import run
 from blocktable.contracts.catalogue import read_catalogue
 from blocktable.errors import ArgumentError, BlockTableError, DeltaError
+from blocktable.recording.coding import HEAD, TAIL
 from blocktable.recording.format import MAGIC
 from blocktable.traces import MAX_TOKENS, read_trace
 
@@ -54,13 +55,13 @@ def record(data: bytes) -> None:
 
 
 def _framed(data: bytes) -> Iterator[bytes]:
-    at, last = 0, 0
-    while at + 8 <= len(data):
-        size = struct.unpack_from("<I", data, at)[0] % 4096
-        body = data[at + 8 : at + 8 + size]
-        last = zlib.crc32(body, last)
-        yield struct.pack("<II", len(body), last) + body
-        at += 8 + size
+    at, chain = 0, 0
+    while at + HEAD < len(data):
+        size = int.from_bytes(data[at : at + HEAD], "little") % 4096
+        body = data[at + HEAD : at + HEAD + size]
+        chain = zlib.crc32(body, chain)
+        yield len(body).to_bytes(HEAD, "little") + body + (chain & 0xFFFF).to_bytes(TAIL, "little")
+        at += HEAD + size + TAIL
 
 
 def _one_recording(data: bytes) -> None:

@@ -14,7 +14,8 @@ import pytest
 import blocktable
 from blocktable import ArgumentError, BlockTables, Group, KVCache, plan, recording
 from blocktable.cli import run
-from blocktable.recording.format import pack, read, unpack
+from blocktable.recording.coding import NOT_GIVEN, room, write_call
+from blocktable.recording.format import KINDS, Record, Writer, read
 from blocktable.recording.record import permuted
 from blocktable.testing import CacheWorkload, TablesWorkload
 
@@ -110,16 +111,16 @@ def test_cut_off_anywhere_it_reads_up_to_the_last_whole_record(tmp_path):
     path = tmp_path / "run"
     recorded(path, GROUPS["full"], steps=8)
     data = path.read_bytes()
-    whole = list(read(path))
+    whole = list(map(repr, read(path)))
     for end in range(4, len(data), 7):
         path.write_bytes(data[:end])
-        part = list(read(path))
+        part = list(map(repr, read(path)))
         assert part == whole[: len(part)]
         assert len(part) >= len(whole) * end // len(data) // 3
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 4
     path.write_bytes(flipped)
-    part = list(read(path))
+    part = list(map(repr, read(path)))
     assert part == whole[: len(part)]
     assert len(part) < len(whole)
     assert recording.replay(path).complete is False
@@ -180,13 +181,52 @@ def test_up_to_a_step_and_not_past_the_end(tmp_path):
         recording.replay(tmp_path / "run", to=61)
 
 
-@pytest.mark.parametrize(
-    "values", [[], [3], [5, 6, 7, 8], [4, 4, 4], [-1, 127], [300, -300], [2**40, 0], [2**31 - 1, -(2**31)], [1, 3, 5]]
-)
-def test_arrays_are_packed_small_and_come_back(values):
-    packed = pack(np.array(values, np.int64))
-    assert unpack(packed).tolist() == values
-    assert len(packed) <= 1 + 8 * len(values)
+FIELDS = [[], [3], [5, 6, 7, 8], [4, 4, 4], [-1, 127], [300, -300], [2**40, 0], [2**62, -(2**63), 1], [1, 3, 5], None]
+
+
+@pytest.mark.parametrize("values", FIELDS)
+def test_fields_are_written_small_and_come_back(tmp_path, values):
+    writer = Writer(tmp_path / "run")
+    size = np.array([NOT_GIVEN if values is None else len(values)])
+    given, nothing = np.array(values or [], np.int64), np.zeros(0, np.int64)
+    writer.room(2 * room(given.size, 1))
+    before = nothing, nothing
+    for _ in range(2):  # the second time they are what they were
+        write_call(writer.window, writer.meta, KINDS["retire"], 300, given, size, *before)
+        before = given, size
+    writer.close()
+    found = list(read(tmp_path / "run"))
+    assert [(one.verb, one.number, one.refused) for one in found] == [("retire", 300, False)] * 2
+    for one in found:
+        (field,) = one.fields
+        assert (None if field is None else field.tolist()) == values
+    assert (tmp_path / "run").stat().st_size <= 4 + 2 * 12 + 1 + 10 * len(values or [])
+
+
+def test_thousands_of_calls_repeat_what_they_were(tmp_path):
+    rng = np.random.default_rng(0)
+    with recording.record(tmp_path / "run"):
+        tables = BlockTables([plan(max_model_len=4096, block_size=4)], max_rows=64, num_blocks=5000)
+        rows = np.arange(64)
+        for _ in range(100):
+            tables.assign(rows, np.arange(65) * 900, np.sort(rng.integers(1, 5000, 64 * 900)))
+    assigned = [one for one in read(tmp_path / "run") if isinstance(one, Record)]
+    assert len(assigned) == 100
+    assert {one.fields[3].size for one in assigned} == {64 * 900}
+    assert recording.replay(tmp_path / "run").differs == ""
+
+
+def test_another_format_is_refused_by_name(tmp_path):
+    recorded(tmp_path / "run", GROUPS["full"], steps=3)
+    data = (tmp_path / "run").read_bytes()
+    (tmp_path / "run").write_bytes(b"BTr1" + data[4:])
+    with pytest.raises(ArgumentError, match="another format"):
+        recording.replay(tmp_path / "run")
+    with recording.record(tmp_path / "run") as recorder:
+        recorder._writer.meta[0], recorder._writer.meta[1] = 4, 0
+        recorder._writer.say(["begin", 7, 0])
+    with pytest.raises(ArgumentError, match="version"):
+        recording.replay(tmp_path / "run")
 
 
 def leaves_the_source(self, src, dst):
@@ -237,6 +277,12 @@ def test_the_commands(failing, capsys, tmp_path):
     assert (found["finding"]["law"], found["finding"]["row"], found["complete"]) == ("L5", 3, True)
     assert run(["replay", str(failing), "--to", "99"]) == 2
     assert run(["replay", str(tmp_path / "none")]) == 2
+    capsys.readouterr()
+    assert run(["replay", str(failing), "--until-finding", "--quiet"]) == 1
+    assert capsys.readouterr() == ("", "")
+    assert run(["shrink", str(failing), "--json", "-q"]) == 0
+    told, err = capsys.readouterr()
+    assert (err, json.loads(told)["before"], "def test_" in json.loads(told)["test"]) == ("", 12, True)
     assert run(["shrink", str(failing), "--out", str(tmp_path / "test_it.py")]) == 0
     assert "2 of 12 calls are left" in capsys.readouterr().err
     assert "sanitize=True" in (tmp_path / "test_it.py").read_text()
@@ -247,22 +293,50 @@ def test_the_commands(failing, capsys, tmp_path):
     assert run(["replay", str(packed)]) == 2
 
 
+def one(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("verb", "number", "fields"),
+    [
+        ("extend", 0, []),
+        ("extend", 7, [one(), one(), None, None, None, None, None, None, None]),
+        ("extend", 0, [one(0), one(1), None, None, None, one(1), None, None, None]),
+        ("extend", 0, [one(0), one(1), None, None, None, None, one(2), one(3, 4), None]),
+        ("free", 0, [None, None]),
+        ("append", 0, [one(-1), one(0)]),
+        ("append", 1, [one(-1)]),
+        ("append", 1, [one(3), one(1)]),
+        ("append", 1, []),
+        ("resize", 1, [one(7, 1)]),
+        ("resize", 1, [one(300)]),
+        ("step", 0, []),
+        ("commit", 9, []),
+    ],
+)
+def test_records_that_no_recorder_writes_are_refused(tmp_path, verb, number, fields):
+    with recording.record(tmp_path / "run") as recorder:
+        KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+        BlockTables(GROUPS["full"], max_rows=2)
+        recorder.write(verb, number, fields)
+    with pytest.raises(ArgumentError):
+        recording.replay(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     "record",
     [
-        ["extend", 0],
-        ["extend", 7, b"", b"", None, None, None, 0, 0, None, None],
-        ["free", 0, b"\x09", None, None, None],
-        ["append", 0, [0, 10**12], None],
-        ["nothing", 0, None, None],
+        ["nothing", 0],
+        ["object", 0],
         ["object", 0, {"groups": [], "max_rows": 1, "num_blocks": 5}],
         ["object", 0, {"groups": [["full", 0, 1] + [0] * 11], "max_rows": 1, "num_blocks": 5}],
-        ["commit", "x", None],
+        ["end"],
     ],
 )
-def test_records_that_no_recorder_writes_are_refused(tmp_path, record):
+def test_things_that_no_recorder_says_are_refused(tmp_path, record):
     with recording.record(tmp_path / "run") as recorder:
         KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
-        recorder._write(record)
+        recorder._writer.say(record)
     with pytest.raises(ArgumentError):
         recording.replay(tmp_path / "run")

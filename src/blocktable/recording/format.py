@@ -1,37 +1,66 @@
 """The file of a flight recorder: append-only records, each with its length and a checksum.
 
-    file      magic "BTr1", then records
-    record    length u32, checksum u32 (CRC-32 of the body, begun with the checksum of the record before), body
-    body      a MessagePack array: what happened, and its numbers
+    file      magic "BTr2", then records, then zeros up to the end
+    record    length u32, body, the lower half of a CRC-32 over this and all bodies before it
+    body      a zero and a MessagePack array (begin, object, snapshot, end; of a ring also commits), or a call: see ``coding``
 
-Whatever kills the writer, what was written whole can be read: a reader stops before the first record that is short or
-whose checksum does not fit. Arrays of integers are packed as small as they are: a run of consecutive numbers as its first
-and its length, everything else as the smallest integers that hold it.
+The file is mapped into memory, so that a record is the system's as soon as it is written: whatever kills the process, a
+reader finds all whole records. It stops before the first that is short or whose checksum does not fit; damage that half a
+checksum misses, the next record's finds, since each covers all before it.
 """
 
 import gzip
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from blocktable.errors import ArgumentError
+from blocktable.recording import coding
+from blocktable.recording.identity import Ints
 
-MAGIC = b"BTr1"
-MOST = 2**30  # bytes of one record: a longer length is damage
-_HEAD = struct.Struct("<II")
-_SIZES = tuple(np.dtype(kind) for kind in ("<i1", "<i2", "<i4", "<i8"))
+MAGIC = b"BTr2"
+PIECE = 1 << 20  # bytes that the file grows by
+NONE = np.zeros(0, np.int64)
+SAID = 0  # the kind of a record that is no call
+REFUSED = 128  # added to the kind of a call that was refused
+VERBS = (
+    *(
+        "",
+        "commit",
+        "lookup",
+        "match",
+        "admit",
+        "extend",
+        "confirm",
+        "truncate",
+        "free",
+        "retire",
+        "fork",
+        "reset_prefix",
+    ),
+    *("append", "assign", "release", "clear", "move", "swap", "copy", "resize", "step"),
+)
+KINDS = {verb: kind for kind, verb in enumerate(VERBS)}
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class Record(NamedTuple):
+    """One call as it was written: fields are int64, None where not given; ``check`` is of all that calls returned."""
+
+    verb: str
+    number: int
+    fields: list[Any]
+    check: int
+    refused: bool
+
+
 class Writer:
-    """Appends records to a file, each handed to the system as soon as it is made, so that a killed process loses none.
+    """Appends records to a file.
 
     With ``bound``, the file is put aside as ``path`` + ".old" when it has half of it, and a new one begun: together they
     never hold more than ``bound`` bytes and one record.
@@ -40,26 +69,45 @@ class Writer:
     def __init__(self, path: str | Path, bound: int | None = None) -> None:
         self.path = Path(path)
         self._bound = bound
+        self._piece = PIECE if bound is None else min(PIECE, bound // 2)
+        self.meta = np.zeros(3, np.int64)
         self._open()
 
     def _open(self) -> None:
         try:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise ArgumentError(
                 f"{self.path} cannot be written: {error.strerror}",
                 values={"path": str(self.path)},
                 remedy="name a file in a folder that is there and may be written",
             ) from None
-        os.write(self._file, MAGIC)
-        self.size, self._last = len(MAGIC), 0
+        self._begin = 0  # of the window, in the file
+        self.meta[: coding.SUM] = 0
+        self.window = np.zeros(0, np.uint8)
+        self.room(len(MAGIC))
+        self.window[: len(MAGIC)] = np.frombuffer(MAGIC, np.uint8)
+        self.meta[coding.AT] = len(MAGIC)
 
-    def write(self, record: list[Any]) -> None:
-        """Append one record."""
-        body = _encode(record)
-        self._last = zlib.crc32(body, self._last)
-        os.write(self._file, _HEAD.pack(len(body), self._last) + body)
-        self.size += _HEAD.size + len(body)
+    @property
+    def size(self) -> int:
+        """The bytes written so far."""
+        return self._begin + int(self.meta[coding.AT])
+
+    def room(self, size: int) -> None:
+        """Have room for a record of so many bytes: the window moves on, and the file grows by zeros."""
+        if self.meta[coding.AT] + size <= self.window.size:
+            return
+        begin, size = self.size, max(size, self._piece)
+        os.pwrite(self._file, bytes(size), begin)  # now, so that a full disk is an error here and not a signal later
+        self.window = np.memmap(self.path, np.uint8, "r+", begin, (size,)).view(np.ndarray)
+        self._begin, self.meta[coding.AT] = begin, 0
+
+    def say(self, record: list[Any]) -> None:
+        """Append a record that is no call."""
+        body = np.frombuffer(bytes([SAID]) + _encode(record), np.uint8)
+        self.room(coding.HEAD + body.size + coding.TAIL)
+        coding.write_bytes(self.window, self.meta, body)
 
     def full(self) -> bool:
         """Say whether the file is to be put aside."""
@@ -67,16 +115,18 @@ class Writer:
 
     def turn(self) -> None:
         """Put the file aside, in place of the one before, and begin a new one."""
-        os.close(self._file)
+        self.close()
         self.path.replace(f"{self.path}.old")
         self._open()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, as long as what is in it."""
+        os.ftruncate(self._file, self.size)
         os.close(self._file)
+        self.window = np.zeros(0, np.uint8)
 
 
-def read(path: str | Path) -> Iterator[list[Any]]:
+def read(path: str | Path) -> Iterator[list[Any] | Record]:
     """Yield the whole records of a recording, of a ring the older part first; gzip is read as it is.
 
     Raises ArgumentError for a file that is no recording; a damaged or cut end is no error.
@@ -104,62 +154,93 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _records(data: bytes, path: Path) -> Iterator[list[Any]]:
+def _records(data: bytes, path: Path) -> Iterator[list[Any] | Record]:
     if data[:4] != MAGIC:
+        other = f"a recording of another format, {data[:4]!r}" if data[:3] == MAGIC[:3] else f"begins with {data[:4]!r}"
         raise ArgumentError(
-            f"{path} is no recording: it begins with {data[:4]!r}, not {MAGIC!r}",
-            values={"path": str(path)},
-            remedy="name a file that blocktable.recording.record made",
+            f"{path} is no recording that can be read: it {'is ' * (data[:3] == MAGIC[:3])}{other}, not {MAGIC!r}",
+            values={"path": str(path), "magic": data[:4]},
+            remedy="name a file that blocktable.recording.record of this release made",
         )
-    at, last = len(MAGIC), 0
-    while at + _HEAD.size <= len(data):
-        size, checksum = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + size]
-        last = zlib.crc32(body, last)
-        if size > MOST or len(body) != size or last != checksum:
+    at, chain, calls = len(MAGIC), 0, CallReader()
+    while at + coding.HEAD <= len(data):
+        size = int.from_bytes(data[at : at + coding.HEAD], "little")
+        end = at + coding.HEAD + size
+        body = data[at + coding.HEAD : end]
+        chain = zlib.crc32(body, chain)
+        if not size or data[end : end + coding.TAIL] != (chain & 0xFFFF).to_bytes(coding.TAIL, "little"):
             return
-        try:
-            record = msgspec.msgpack.decode(body)
-        except msgspec.DecodeError:
+        found = said(body) if body[0] == SAID else calls.read(body)
+        if found is None:
             return
-        if not isinstance(record, list) or not record or not isinstance(record[0], str):
-            return
-        yield record
-        at += _HEAD.size + size
+        yield found
+        at = end + coding.TAIL
 
 
-def pack(array: Any) -> Any:
-    """Return an array of integers as small as it is: bytes behind a code, or [first, count] of consecutive numbers."""
-    flat = np.asarray(array)
-    if flat.size == 0:
-        return b""
-    first, last = int(flat[0]), int(flat[-1])
-    if flat.size > 1 and last - first == flat.size - 1 and (flat[1:] - flat[:-1] == 1).all():
-        return [first, flat.size]
-    low, high = int(flat.min()), int(flat.max())
-    for code, kind in enumerate(_SIZES):
-        bounds = np.iinfo(kind)
-        if bounds.min <= low and high <= bounds.max:
-            if low == high:
-                return [low, flat.size, 0]
-            return bytes([code]) + flat.astype(kind).tobytes()
-    raise ArgumentError("an array of a recording does not fit 64 bits", remedy="record integers")
-
-
-def unpack(packed: Any) -> NDArray[np.int64]:
-    """Return what ``pack`` packed, as int64; numbers that it never writes raise ArgumentError."""
+def said(body: bytes) -> list[Any] | None:
+    """Return a record that is no call, None for what no recorder says."""
     try:
-        if isinstance(packed, list):
-            first, count, *same = packed
-            if not all(isinstance(n, int) and not isinstance(n, bool) for n in packed) or not 0 <= count <= MOST:
-                raise _damaged()
-            return np.full(count, first, np.int64) if same else np.arange(first, first + count, dtype=np.int64)
-        if not packed:
-            return np.zeros(0, np.int64)
-        return np.frombuffer(packed, _SIZES[packed[0]], offset=1).astype(np.int64)
-    except (TypeError, ValueError, IndexError, OverflowError, MemoryError):
-        raise _damaged() from None
+        record = msgspec.msgpack.decode(body[1:])
+    except msgspec.DecodeError:
+        return None
+    return record if isinstance(record, list) and record and isinstance(record[0], str) else None
 
 
-def _damaged() -> ArgumentError:
-    return ArgumentError("a record holds an array that cannot be read", remedy="record the run again")
+class CallReader:
+    """Reads calls one after another: each against the last of its kind."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        self._values, self._sizes = np.zeros(4096, np.int64), np.zeros(64, np.int64)
+        self._meta = np.zeros(3, np.int64)
+
+    def read(self, body: bytes) -> Record | None:
+        """Return the call of a body, None for one that no recorder writes."""
+        number, at = _count(body, 1)
+        verb = body[0] & ~REFUSED
+        if at + 2 > len(body) or verb >= len(VERBS):
+            return None
+        before = self._before.get((body[0], number), (NONE, NONE))
+        view = np.frombuffer(body, np.uint8)
+        while True:
+            self._meta[coding.AT] = at + 2
+            n = coding.read_fields(view, self._meta, *before, self._values, self._sizes)
+            if n >= -1:
+                break
+            self._values = np.zeros(2 * (-2 - n), np.int64)
+        if n < 0:
+            return None
+        sizes = self._sizes[:n].copy()
+        ends = np.cumsum(np.maximum(sizes, 0)).tolist()
+        values = self._values[: ends[-1] if n else 0].copy()
+        self._before[body[0], number] = values, sizes
+        fields = [
+            None if size < 0 else values[end - size : end] for size, end in zip(sizes.tolist(), ends, strict=True)
+        ]
+        check = int.from_bytes(body[at : at + 2], "little")
+        return Record(VERBS[verb], number, fields, check, bool(body[0] & REFUSED))
+
+
+def _count(body: bytes, at: int) -> tuple[int, int]:
+    """Return a count and where it ends."""
+    n = shift = 0
+    while at < len(body) and shift < 63:
+        n |= (body[at] & 127) << shift
+        at += 1
+        if body[at - 1] < 128:
+            break
+        shift += 7
+    return n, at
+
+
+def of_text(text: str | bytes) -> Ints:
+    """Return a text as a field."""
+    data = text.encode() if isinstance(text, str) else text
+    return np.frombuffer(data, np.uint8).astype(np.int64)
+
+
+def as_bytes(field: Any) -> bytes:
+    """Return the bytes of a field that holds a text; ArgumentError where it holds none."""
+    if field is None or (field.size and not (field.min() >= 0 and field.max() < 256)):
+        raise ArgumentError("a record holds a text that cannot be read", remedy="record the run again")
+    return bytes(field.astype(np.uint8))

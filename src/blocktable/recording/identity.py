@@ -2,7 +2,8 @@
 
 A replay needs no tokens: caches ask only whether two prompts begin alike, unit by unit. So a recording numbers the units
 in the order in which they were first seen, each behind its own history and salt, and a replay makes up tokens: unit n is
-the token n throughout. Nothing of the text is left but which prefixes are shared.
+the token n throughout. Nothing of the text is left but which prefixes are shared. Records count units back from those seen
+before the call, so that new ones are 0, 1, 2, ... there.
 """
 
 from typing import Any
@@ -10,43 +11,51 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blocktable._jit import compiled, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i64, nothing, sealed
 from blocktable.sanitize.usual import next_number
 
 Ints = NDArray[Any]
 
+# lines[row, ...]: tokens whose units are numbered, the number of that prefix, and of the salt; is the row in use
+DONE, NUMBER, SALT, USED = range(4)
+LINE = 8  # numbers: rows as long as a power of two would all fall on the same lines of a processor's cache
+# counts[...]: tokens of a unit, units seen
+UNIT, SEEN = range(2)
+_MARKS = sealed(i64[:])
+_TABLE = (i64[:, ::1], i64[::1])
+OWN = (i64[:, ::1], i64[:, ::1], *_TABLE)  # tokens [rows, most], lines, table, counts
 
-@compiled(nothing(i64, sealed(i64[::1]), i64, i64[::1]))
-def prefixes(number: int, tokens: Ints, unit: int, out: Ints) -> None:
-    """Write the number of each prefix of whole units, begun with the salt's."""
+
+@helper(i64(*_TABLE, i64))
+def unit_of(table: Ints, counts: Ints, number: int) -> Any:
+    """Return which unit a prefix ends with, as it was numbered when first seen."""
+    mask = table.shape[0] - 1
+    at = (number ^ (number >> 31)) & mask
+    while table[at, 1] and table[at, 0] != number:
+        at = (at + 1) & mask
+    if table[at, 1] == 0:
+        counts[SEEN] += 1
+        table[at, 0], table[at, 1] = number, counts[SEEN]
+    return table[at, 1] - 1
+
+
+@compiled(i64(i64, sealed(i64[::1]), *_TABLE, i64[::1]))
+def number_prompt(number: int, tokens: Ints, table: Ints, counts: Ints, out: Ints) -> int:
+    """Write the unit that each prefix of whole units ends with; return the number of the longest, from the salt's."""
+    unit = counts[UNIT]
     for n in range(out.size):
         for t in range(n * unit, n * unit + unit):
             number = next_number(number, tokens[t])
-        out[n] = number
+        out[n] = unit_of(table, counts, number)
+    return number
 
 
-@compiled(
-    i64(i64[::1], sealed(i64[:]), i64[::1], i64[::1], i64[:, ::1], i64, i64[::1], i64[::1]),
-)
-def completed(
-    rows: Ints, final: Ints, done: Ints, number: Ints, tokens: Ints, unit: int, out_rows: Ints, out_numbers: Ints
-) -> int:
-    """Write the row and the number of each unit that has come to lie below its row's final mark; return how many.
-
-    Stops when there is no more room; the caller calls again.
-    """
-    count = 0
-    for i in range(rows.size):
-        row = rows[i]
-        at = number[row]
-        while done[row] + unit <= final[row] and count < out_rows.size:
-            for t in range(done[row], done[row] + unit):
-                at = next_number(at, tokens[row, t])
-            done[row] += unit
-            number[row] = at
-            out_rows[count], out_numbers[count] = row, at
-            count += 1
-    return count
+@compiled(i64(i64, sealed(i64[::1]), i64))
+def prefix_number(number: int, tokens: Ints, size: int) -> int:
+    """Return the number of a prefix, begun with the salt's."""
+    for t in range(size):
+        number = next_number(number, tokens[t])
+    return number
 
 
 @compiled(nothing(i64[::1], i64[::1], i64[::1], sealed(i64[::1]), i64[:, ::1]))
@@ -58,82 +67,142 @@ def keep(rows: Ints, begin: Ints, starts: Ints, text: Ints, tokens: Ints) -> Non
             tokens[rows[i], begin[i] + t] = token
 
 
+@helper(i64(i64[::1], i64, _MARKS, i64[:, ::1], i64[::1]))
+def count_finished(rows: Ints, n: int, final: Ints, lines: Ints, counts: Ints) -> Any:
+    """Return how many units of rows[:n] have come to lie below the final marks."""
+    total = i64(0)
+    for i in range(n):
+        row = rows[i]
+        if lines[row, USED] and final[row] > lines[row, DONE]:
+            total += (final[row] - lines[row, DONE]) // counts[UNIT]
+    return total
+
+
+@helper(nothing(i64[::1], i64, _MARKS, *OWN, i64[::1], i64, i64))
+def number_finished(
+    rows: Ints,
+    n: int,
+    final: Ints,
+    tokens: Ints,
+    lines: Ints,
+    table: Ints,
+    counts: Ints,
+    out: Ints,
+    at_rows: int,
+    at_units: int,
+) -> None:
+    """Write the row and the unit, counted back, of each that has come to lie below its row's final mark."""
+    seen, unit, k = counts[SEEN], counts[UNIT], i64(0)
+    for i in range(n):
+        row = rows[i]
+        if not lines[row, USED]:
+            continue
+        number, done = lines[row, NUMBER], lines[row, DONE]
+        while done + unit <= final[row]:
+            for t in range(done, done + unit):
+                number = next_number(number, tokens[row, t])
+            done += unit
+            out[at_rows + k] = row
+            out[at_units + k] = unit_of(table, counts, number) - seen
+            k += 1
+        lines[row, NUMBER], lines[row, DONE] = number, done
+
+
+@compiled(i64(i64[::1], _MARKS, *OWN, i64[::1]))
+def finished(rows: Ints, final: Ints, tokens: Ints, lines: Ints, table: Ints, counts: Ints, out: Ints) -> Any:
+    """Write rows and units that have become final, one half of ``out`` each; return how many, ~n where n do not fit."""
+    total = count_finished(rows, rows.size, final, lines, counts)
+    if 2 * total > out.size or 2 * (counts[SEEN] + total) > table.shape[0]:
+        return ~total
+    number_finished(rows, rows.size, final, tokens, lines, table, counts, out, 0, total)
+    return total
+
+
 class Identity:
-    """The units of one cache's rows, numbered as they come to lie below the final marks."""
+    """The units of one cache's rows, numbered as they come to lie below the final marks; 32 bytes for each seen."""
 
     def __init__(self, rows: int, unit: int) -> None:
         self.unit = unit
-        self._seen: dict[int, int] = {}
-        self._tokens = np.zeros((rows, 64), np.int64)
-        self._done = np.zeros(rows, np.int64)
-        self._number = np.zeros(rows, np.int64)
-        self._salt = np.full(rows, 2, np.int64)
-        self.used = np.zeros(rows, bool)
-        self._rows, self._numbers = np.zeros(4096, np.int64), np.zeros(4096, np.int64)
+        self.tokens = np.zeros((rows, 64 + LINE), np.int64)
+        self.lines = np.zeros((rows, 4), np.int64)
+        self.lines[:, SALT] = 2
+        self.table = np.zeros((1 << 12, 2), np.int64)
+        self.counts = np.array([unit, 0], np.int64)
+        self._out = np.zeros(4096, np.int64)
 
     def open(self, row: int, salt: bytes | None, prefix: Ints) -> None:
         """Begin a row anew under a salt, with the whole units that were found cached."""
-        self.used[row] = True
-        self._salt[row] = salt_number(salt)
-        found = np.empty(prefix.size // self.unit, np.int64)
-        prefixes(int(self._salt[row]), np.ascontiguousarray(prefix), self.unit, found)
+        number = salt_number(salt)
         self.room(prefix.size)
-        self._tokens[row, : prefix.size] = prefix
-        self._done[row], self._number[row] = prefix.size, found[-1] if found.size else self._salt[row]
+        self.tokens[row, : prefix.size] = prefix
+        found = prefix_number(number, np.ascontiguousarray(prefix), prefix.size)
+        self.lines[row] = prefix.size, found, number, 1
+
+    def close(self, rows: Ints) -> None:
+        """Rows are not in use any more."""
+        self.lines[rows, USED] = 0
 
     def room(self, tokens: int) -> None:
         """Have room for rows so long."""
-        if tokens > self._tokens.shape[1]:
-            wider = np.zeros((len(self._tokens), max(tokens, 2 * self._tokens.shape[1])), np.int64)
-            wider[:, : self._tokens.shape[1]] = self._tokens
-            self._tokens = wider
+        if tokens > self.tokens.shape[1]:
+            columns = -(-max(tokens, 2 * self.tokens.shape[1]) // 64) * 64 + LINE
+            wider = np.zeros((len(self.tokens), columns), np.int64)
+            wider[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = wider
+
+    def room_for_units(self, more: int) -> None:
+        """Have room to number so many more."""
+        if 2 * (int(self.counts[SEEN]) + more) <= len(self.table):
+            return
+        old = self.table[self.table[:, 1] > 0]
+        old = old[np.argsort(old[:, 1])]
+        self.table = np.zeros((1 << (4 * (len(old) + more)).bit_length(), 2), np.int64)
+        self.counts[SEEN] = 0
+        renumber(np.ascontiguousarray(old[:, 0]), self.table, self.counts)
 
     def write(self, rows: Ints, begin: Ints, starts: Ints, text: Ints) -> None:
         """Keep the tokens of a call, empty ``text``: not known."""
         if rows.size:
             self.room(int((begin + np.diff(starts)).max()))
-            keep(rows, begin, starts, text, self._tokens)
+            keep(rows, begin, starts, text, self.tokens)
 
     def confirm(self, row: int, begin: int, tokens: Ints) -> None:
         """Put tokens in place of those that a row holds from a position on; -1 keeps one."""
-        held = self._tokens[row, begin : begin + tokens.size]
+        held = self.tokens[row, begin : begin + tokens.size]
         held[tokens >= 0] = tokens[tokens >= 0]
 
     def cut(self, row: int, length: int) -> None:
         """Shorten a row: units beyond may come again with other tokens."""
-        if self._done[row] <= length:
+        if self.lines[row, DONE] <= length:
             return
-        whole = length // self.unit
-        found = np.empty(whole, np.int64)
-        prefixes(int(self._salt[row]), self._tokens[row, : whole * self.unit], self.unit, found)
-        self._done[row] = whole * self.unit
-        self._number[row] = found[-1] if whole else self._salt[row]
+        whole = length // self.unit * self.unit
+        self.lines[row, DONE] = whole
+        self.lines[row, NUMBER] = prefix_number(int(self.lines[row, SALT]), self.tokens[row], whole)
 
     def fork(self, row: int, into: int) -> None:
         """Let a row be what another is."""
-        for array in (self._tokens, self._done, self._number, self._salt, self.used):
-            array[into] = array[row]
+        self.tokens[into], self.lines[into] = self.tokens[row], self.lines[row]
 
-    def symbols(self, tokens: Ints, salt: bytes | None) -> Ints:
+    def units(self, tokens: Ints, salt: bytes | None) -> Ints:
         """Return the numbers of a prompt's whole units, new ones included."""
         found = np.empty(tokens.size // self.unit, np.int64)
-        prefixes(salt_number(salt), np.ascontiguousarray(tokens, np.int64), self.unit, found)
-        return self._numbered(found)
+        self.room_for_units(found.size)
+        number_prompt(salt_number(salt), np.ascontiguousarray(tokens, np.int64), self.table, self.counts, found)
+        return found
 
-    def finished(self, rows: Ints, final: Any) -> tuple[Ints, Ints]:
-        """Return rows and numbers of the units that have become final since the last call, in order."""
-        count = completed(rows, final, self._done, self._number, self._tokens, self.unit, self._rows, self._numbers)
-        if not count:
-            return self._rows[:0], self._rows[:0]
-        found, numbers = self._rows[:count].copy(), self._numbered(self._numbers[:count])
-        if count == self._rows.size:
-            more = self.finished(rows, final)
-            return np.concatenate([found, more[0]]), np.concatenate([numbers, more[1]])
-        return found, numbers
+    def finished(self, rows: Ints, final: Any) -> tuple[Ints, Ints] | None:
+        """Return rows and units, counted back, that have become final since the last call, None where there are none."""
+        while (n := finished(rows, final, self.tokens, self.lines, self.table, self.counts, self._out)) < 0:
+            self.room_for_units(~n)
+            self._out = np.zeros(max(2 * ~n, self._out.size), np.int64)
+        return (self._out[:n].copy(), self._out[n : 2 * n].copy()) if n else None
 
-    def _numbered(self, numbers: Ints) -> Ints:
-        seen = self._seen
-        return np.array([seen.setdefault(number, len(seen)) for number in numbers.tolist()], np.int64)
+
+@compiled(nothing(i64[::1], *_TABLE))
+def renumber(numbers: Ints, table: Ints, counts: Ints) -> None:
+    """Put prefixes into a larger table, in the order in which they were first seen."""
+    for j in range(numbers.size):
+        unit_of(table, counts, numbers[j])
 
 
 def salt_number(salt: bytes | None) -> int:

@@ -4,14 +4,13 @@ with recording.record("run.btr"):
     cache = KVCache(...)          # whatever is constructed here is recorded
 """
 
-import hashlib
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache as cached_by
 from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from blocktable import _sanitized
@@ -19,12 +18,15 @@ from blocktable._ints import lcm
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError
 from blocktable.groups import Group
-from blocktable.recording.format import Writer, pack
-from blocktable.recording.identity import Identity, Ints
+from blocktable.recording import coding
+from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
+from blocktable.recording.identity import SEEN, USED, Identity, Ints
+from blocktable.recording.steps import FIELDS, write_extend
 from blocktable.sanitize.reading import Unreadable, integers
 
-VERSION = 1
-_NONE = np.zeros(0, np.int64)
+VERSION = 2
+_NOTHING = object()  # what a refused call returns
+_EXTEND, _COMMIT = KINDS["extend"], KINDS["commit"]
 _SHAPE = (
     *("max_model_len", "lookahead", "extra_blocks", "block_size", "kernel_block_size"),
     *("min_blocks", "width", "kernel_width", "padding", "cp_size", "cp_interleave"),
@@ -48,7 +50,7 @@ def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: boo
         equal, and which ones they are is not in the file. Without it nothing of the text is, but which prefixes are equal.
 
     Returns the recorder: ``close`` it, or use it in a ``with``. Raises ArgumentError for a file that cannot be written, and
-    for an object that has been used. Cost: some microseconds per call, one write to the file each.
+    for an object that has been used. Cost: a few microseconds per step, see docs/recording.md.
 
     >>> import blocktable, tempfile
     >>> from blocktable import recording
@@ -78,15 +80,17 @@ class Recorder:
         self._writer, self._ring = writer, ring
         self._key = np.random.default_rng().integers(1, 2**31, 4) | 1 if tokens else None
         self._objects: list[Any] = []
-        self._hash = hashlib.sha256()
         self._salts: dict[bytes, int] = {}
+        self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
+        self._spare = np.zeros(4096, np.int64), np.zeros(FIELDS, np.int64)
+        self.usual = not ring and not tokens  # may extends be written the short way
         self.closed = False
-        self._write(["begin", VERSION, int(ring)])
+        self._writer.say(["begin", VERSION, int(ring)])
 
     @property
     def digest(self) -> str:
         """A digest of everything that calls have returned so far; a replay gives the same."""
-        return self._hash.hexdigest()
+        return digest_of(self._writer.meta)
 
     def add(self, one: Any) -> None:
         """Record an object in which nothing has happened yet."""
@@ -109,46 +113,85 @@ class Recorder:
         self._objects.append(one)
         number = len(self._objects) - 1
         one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
-        one._identity = _identity(one)  # noqa: SLF001
-        self._write(["object", number, describe(one)])
+        one._identity = None if self._ring else _identity(one)  # noqa: SLF001
+        self._writer.say(["object", number, describe(one)])
         return number
 
-    def write(self, verb: str, number: int, arguments: list[Any], outcome: Any) -> None:
-        """Write a call: what it was given and what it returned."""
+    def write(
+        self, verb: str, number: int, fields: Sequence[Any], result: Any = None, refused: BlockTableError | None = None
+    ) -> None:
+        """Write a call: the fields of what it was given, and a checksum of what it returned or was refused with."""
         if self.closed:
             return
-        self._hash.update(repr(outcome).encode())
-        self._write([verb, number, *arguments, outcome])
-        if self._writer.full():
-            self._writer.turn()
-            self._write(["begin", VERSION, 1])
-            for other, one in enumerate(self._objects):
-                self._write(["object", other, describe(one)])
-                self._write(["snapshot", other, one.snapshot()])
+        if refused is not None:
+            result, fields = refusal_of(refused), [*fields, refusal_of(refused)]
+        fold(self._writer.meta, result)
+        kind = KINDS[verb] | (REFUSED if refused is not None else 0)
+        given = [field for field in fields if field is not None]
+        values = np.concatenate(given) if given else NONE
+        sizes = np.array([coding.NOT_GIVEN if field is None else field.size for field in fields], np.int64)
+        self._writer.room(coding.room(values.size, sizes.size))
+        before = self._before.get((kind, number), (NONE, NONE))
+        coding.write_call(self._writer.window, self._writer.meta, kind, number, values, sizes, *before)
+        self._before[kind, number] = values, sizes
+        self._turn()
+
+    def extended(self, one: Any, rows: Ints, starts: Ints, text: Ints, slots: Any) -> None:
+        """Write an extend of which there is nothing more to say than its rows, sizes and tokens."""
+        writer, identity = self._writer, one._identity or _NOBODY  # noqa: SLF001 - what the recorded class keeps
+        key = _EXTEND, one._number  # noqa: SLF001
+        before = self._before.get(key, (NONE, NONE))
+        calls = (rows, starts, text, slots)
+        while most := write_extend(
+            *(writer.window, writer.meta, *key, *self._spare, *before, one.lengths, one.final, *calls),
+            *(identity.tokens, identity.lines, identity.table, identity.counts),
+        ):
+            writer.room(coding.room(most, FIELDS))
+            identity.room(int(one.lengths[rows].max()) if rows.size else 0)
+            identity.room_for_units(most)
+            if most > self._spare[0].size:
+                self._spare = np.zeros(2 * most, np.int64), self._spare[1]
+        self._before[key], self._spare = self._spare, before if before[0].size >= 4096 else _spare()
 
     def committed(self, number: int, delta: Delta) -> None:
         """Write a commit: of a ring the whole delta, else a checksum of it."""
-        checksum = checksum_of(delta)
-        self.write("commit", number, [delta.to_bytes()] if self._ring else [], checksum)
+        if self.closed:
+            return
+        writer = self._writer
+        if self._ring:
+            writer.say(["commit", number, delta.to_bytes()])
+            self._turn()
+            return
+        writer.room(64)
+        parts = (delta.spans, delta.values, delta.copies)
+        coding.write_commit(writer.window, writer.meta, _COMMIT, number, *parts)
 
-    def salts(self, salts: Any, n: int) -> Any:
+    def _turn(self) -> None:
+        """Begin the other half of a ring, where this one is full."""
+        if not self._writer.full():
+            return
+        self._writer.turn()
+        self._before.clear()
+        self._writer.say(["begin", VERSION, 1])
+        for other, one in enumerate(self._objects):
+            self._writer.say(["object", other, describe(one)])
+            self._writer.say(["snapshot", other, one.snapshot()])
+
+    def salts(self, salts: Any, n: int) -> Ints | None:
         """Return salts as numbers in the order in which they were first seen, 0 for none."""
         if salts is None or len(salts) != n:
             return None
         known = self._salts
-        return [known.setdefault(salt, len(known) + 1) if salt else 0 for salt in salts]
+        return np.array([known.setdefault(salt, len(known) + 1) if salt else 0 for salt in salts], np.int64)
 
-    def tokens(self, text: Ints) -> list[Any]:
+    def tokens(self, text: Ints) -> Ints | None:
         """Return what is kept of the tokens of a call, beside which prefixes are equal."""
-        return [] if self._key is None else [pack(permuted(text, self._key))]
-
-    def _write(self, record: list[Any]) -> None:
-        self._writer.write(record)
+        return None if self._key is None else permuted(text, self._key)
 
     def close(self) -> None:
         """End the recording."""
         if not self.closed:
-            self._write(["end", self.digest])
+            self._writer.say(["end", self.digest])
             self._writer.close()
             self.closed = True
             _sanitized.RECORDERS.remove(self)
@@ -158,6 +201,10 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _spare() -> tuple[Ints, Ints]:
+    return np.zeros(4096, np.int64), np.zeros(FIELDS, np.int64)
 
 
 def permuted(tokens: Ints, key: Any) -> Ints:
@@ -188,43 +235,48 @@ def describe_group(group: Group) -> list[Any]:
     return [group.kind, group.window, group.state_blocks, *shape]
 
 
-def checksum_of(delta: Delta) -> int:
-    """Return a checksum of what a delta says."""
-    parts = (delta.spans, delta.values, delta.copies)
-    found = delta.seq & 0xFFFFFFFF
-    for part in parts:
-        found = zlib.crc32(_flat(part), found)
-    return found
+def digest_of(meta: Ints) -> str:
+    """Return the checksum of what calls returned, as a digest."""
+    return f"{int(meta[coding.SUM]):016x}"
 
 
-def _flat(array: Any) -> Any:
-    return np.ascontiguousarray(array)
+def fold(meta: Ints, result: Any) -> None:
+    """Take what a call returned into the checksum: arrays, counts, deltas, a refusal, or nothing."""
+    if isinstance(result, np.ndarray) and result.ndim == 1:
+        coding.fold_values(meta, result)
+    elif isinstance(result, (tuple, np.ndarray)):  # of slots each group by itself, as the compiled loops do
+        for part in result:
+            fold(meta, part)
+    elif isinstance(result, Delta):
+        coding.fold_delta(meta, result.spans, result.values, result.copies)
+    elif result is not None:
+        coding.fold_values(meta, np.array([int(result)], np.int64))
 
 
-def outcome_of(result: Any) -> Any:
-    """Return what a call returned as a few numbers: small arrays of counts whole, slots as a checksum."""
-    if result is None:
-        return None
-    if isinstance(result, tuple):
-        return [outcome_of(part) for part in result]
-    if isinstance(result, np.ndarray):
-        return zlib.crc32(_flat(result)) if result.ndim > 1 else pack(result)
-    return int(result)
-
-
-def refusal_of(error: BlockTableError) -> list[str]:
-    """Return a refusal as its type and law."""
-    return [type(error).__name__, error.law]
-
-
-def _refused(outcome: Any) -> bool:
-    return isinstance(outcome, list) and len(outcome) == 2 and isinstance(outcome[0], str)
+def refusal_of(error: BlockTableError) -> Ints:
+    """Return a refusal, as a field: its type and law."""
+    return of_text(f"{type(error).__name__} {error.law}")
 
 
 def _used(one: Any) -> bool:
     tables = getattr(one, "tables", None)
     tables = one if isinstance(tables, tuple) or tables is None else tables
     return bool(getattr(tables, "seq", 1)) or any(table.num_blocks.any() for table in tables.tables)
+
+
+class _Nobody:
+    """Stands for the identity of a cache without a prefix index."""
+
+    tokens = lines = table = np.zeros((1, 4), np.int64)
+    counts = np.zeros(2, np.int64)
+
+    def room(self, _: int) -> None:
+        """Nothing is kept."""
+
+    room_for_units = room
+
+
+_NOBODY = _Nobody()
 
 
 def _identity(one: Any) -> Identity | None:
@@ -263,38 +315,53 @@ class RecordedTables(Recorded):
     def resize(self, groups: Any) -> None:
         """Do it, and record it."""
         super().resize(groups)  # type: ignore[misc]
-        shapes = [describe_group(group) for group in self.groups]  # type: ignore[attr-defined]
-        self._recorder.write("resize", self._number, [shapes], None)
+        shapes = msgspec.msgpack.encode([describe_group(group) for group in self.groups])  # type: ignore[attr-defined]
+        if self._recorder is not None:
+            self._recorder.write("resize", self._number, [of_text(shapes)])
 
 
 def _tables_verb(verb: str) -> Callable[..., None]:
     def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
         real = getattr(super(RecordedTables, self), verb)
-        arguments = signature(real).bind(*args, **named).arguments.values()
-        outcome: Any = None
+        given = list(signature(real).bind(*args, **named).arguments.values())
         try:
             real(*args, **named)
         except BlockTableError as error:
-            outcome = refusal_of(error)
-            raise
-        finally:
             if self._recorder is not None:
-                self._recorder.write(verb, self._number, [_packed(argument) for argument in arguments], outcome)
+                self._recorder.write(verb, self._number, fields_of(given), refused=error)
+            raise
+        if self._recorder is not None:
+            self._recorder.write(verb, self._number, fields_of(given))
 
     recorded_verb.__name__ = verb
     return recorded_verb
 
 
-def _packed(argument: Any) -> Any:
-    """Return an argument of a verb of tables: an array, a tuple of one per group, or a group."""
-    if argument is None or isinstance(argument, int):
-        return {"group": argument}
-    if isinstance(argument, tuple) and any(not isinstance(part, (int, np.integer)) for part in argument):
-        return {"parts": [_packed(part) for part in argument]}
-    try:
-        return pack(integers(argument))
-    except (Unreadable, ValueError, TypeError):
-        return {"unreadable": 1}
+# What an argument of a verb of tables is: so many arrays, one per group, or
+ARRAY, INTEGER, NO_GROUP, UNREADABLE = -1, -2, -3, -4
+
+
+def fields_of(arguments: Sequence[Any]) -> list[Ints]:
+    """Return the arguments of a verb of tables as fields: what each is, then the arrays and integers."""
+    what: list[int] = []
+    fields: list[Ints] = []
+    for argument in arguments:
+        parts = argument if isinstance(argument, tuple) and not all(map(_is_integer, argument)) else [argument]
+        try:
+            found = [np.array([part]) if _is_integer(part) else integers(part) for part in parts if part is not None]
+        except (Unreadable, ValueError, TypeError, OverflowError):
+            what.append(UNREADABLE)
+            continue
+        if parts is argument:
+            what.append(len(found))
+        else:
+            what.append(NO_GROUP if argument is None else INTEGER if _is_integer(argument) else ARRAY)
+        fields += found
+    return [np.array(what, np.int64), *fields]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer))
 
 
 for _name in ("append", "assign", "truncate", "clear", "release", "move", "swap", "copy"):
@@ -304,51 +371,51 @@ for _name in ("append", "assign", "truncate", "clear", "release", "move", "swap"
 class RecordedCache(Recorded):
     """Comes before ``KVCache`` in the class of recorded ones."""
 
-    def _call(self, verb: str, rows: Any, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
-        """Run a verb and record it: ``told`` says what of its arguments is kept, given what it returned."""
+    def _call(self, verb: str, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
+        """Run a verb and record it: ``told`` returns its fields, given what it returned, _NOTHING if refused."""
         try:
             result = getattr(super(), verb)(*args, **named)
         except BlockTableError as error:
-            self._tell(verb, None, told, None, refusal_of(error))
+            self._tell(verb, told, _NOTHING, error)
             raise
-        self._tell(verb, rows, told, result, outcome_of(result))
+        self._tell(verb, told, result, None)
         return result
 
-    def _tell(self, verb: str, rows: Any, told: Callable[[Any], list[Any]], result: Any, outcome: Any) -> None:
-        if self._recorder is None:
+    def _tell(self, verb: str, told: Callable[[Any], list[Any]], result: Any, refused: BlockTableError | None) -> None:
+        if self._recorder is None or self._recorder.closed:
             return
         try:
-            kept = told(() if result is None and not _refused(outcome) else result)
+            fields = told(result)
         except (Unreadable, ValueError, TypeError, IndexError):
             return  # no arrays that belong together: refused, and not to be done again
-        self._recorder.write(verb, self._number, kept + self._finished(rows), outcome)
+        self._recorder.write(verb, self._number, fields, None if refused else result, refused)
 
-    def _finished(self, rows: Any) -> list[Any]:
-        """Return the units that have become final, where there are any."""
-        if self._identity is None or rows is None:
-            return [None]
-        found, symbols = self._identity.finished(integers(rows), self.final)  # type: ignore[attr-defined]
-        return [[pack(found), pack(symbols)]] if found.size else [None]
+    def _finished(self, rows: Ints) -> list[Any]:
+        """Return the units that have become final, as two fields."""
+        found = None if self._identity is None else self._identity.finished(rows, self.final)  # type: ignore[attr-defined]
+        return [None, None] if found is None else list(found)
 
     def lookup(self, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
 
         def told(_: Any) -> list[Any]:
             starts, text = integers(indptr), integers(tokens)
-            return [pack(np.diff(starts)), *self._prompts(starts, text, salts), *self._recorder.tokens(text)]
+            return [np.diff(starts), *self._prompts(starts, text, salts), self._recorder.tokens(text)]
 
-        return self._call("lookup", None, (indptr, tokens, salts), {}, told)
+        return self._call("lookup", (indptr, tokens, salts), {}, told)
 
     def match(self, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
 
         def told(cached: Any) -> list[Any]:
             opened, starts, text = integers(rows), integers(indptr), integers(tokens)
-            prompts = self._prompts(starts, text, salts)
+            fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
+            if cached is _NOTHING:
+                return fields
             self._opened(opened, starts, text, cached, cached, salts)
-            return [pack(opened), pack(np.diff(starts)), *prompts, *self._recorder.tokens(text)]
+            return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
-        return self._call("match", rows, (rows, indptr, tokens, salts), {}, told)
+        return self._call("match", (rows, indptr, tokens, salts), {}, told)
 
     def admit(
         self,
@@ -365,17 +432,18 @@ class RecordedCache(Recorded):
 
         def told(result: Any) -> list[Any]:
             opened, starts, text = integers(rows), integers(indptr), integers(tokens)
-            prompts = self._prompts(starts, text, salts)
-            if result is not None:
-                ends = self.lengths[opened]  # type: ignore[attr-defined]
-                self._opened(opened, starts, text, result[0], ends, salts)
-            limits = limit if limit is None or np.ndim(limit) == 0 else pack(integers(limit))
-            marks = None if final is None else pack(integers(final))
-            kept = [pack(opened), pack(np.diff(starts)), *prompts]
-            return [*kept, None if limit is None else [limits], marks, int(headroom), *self._recorder.tokens(text)]
+            one = np.ndim(limit) == 0
+            limits = None if limit is None else integers([limit] if one else limit)
+            marks = None if final is None else integers(final)
+            fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
+            fields += [limits, marks, np.array([int(headroom), int(one)])]
+            if result is _NOTHING:
+                return fields
+            cached = result[0]
+            self._opened(opened, starts, text, cached, self.lengths[opened], salts)  # type: ignore[attr-defined]
+            return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
-        arguments = (rows, indptr, tokens, salts, limit)
-        return self._call("admit", rows, arguments, {"final": final, "headroom": headroom}, told)
+        return self._call("admit", (rows, indptr, tokens, salts, limit), {"final": final, "headroom": headroom}, told)
 
     def extend(
         self,
@@ -389,23 +457,40 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
-        before = self.lengths.copy() if self._identity is not None else None  # type: ignore[attr-defined]
 
         def told(result: Any) -> list[Any]:
             wanted, starts = integers(rows), integers(indptr)
-            text = _NONE if tokens is None else integers(tokens)
-            unknown = True if tokens is None else _unknown(text)
-            if result is not None and self._identity is not None and before is not None:
-                served = result[1] if partial else wanted.size
-                for i in np.flatnonzero(~self._identity.used[wanted[:served]]).tolist():
-                    self._identity.open(int(wanted[i]), salts[i] if salts else None, _NONE)
-                self._identity.write(wanted[:served], before[wanted[:served]], starts[: served + 1], text)
-            marks = None if final is None else pack(integers(final))
-            kept = [pack(wanted), pack(np.diff(starts)), unknown, marks, self._recorder.salts(salts, wanted.size)]
-            return [*kept, int(partial), int(headroom), *self._recorder.tokens(text)]
+            text = NONE if tokens is None else integers(tokens)
+            unknown = np.array([-1]) if tokens is None else _unknown(text)
+            marks = None if final is None else integers(final)
+            fields = [wanted, np.diff(starts), unknown, marks, self._recorder.salts(salts, wanted.size)]
+            if result is not _NOTHING and not partial:
+                result = (result, wanted.size)
+            served = result[1] if result is not _NOTHING else 0
+            fields.append(np.array([int(partial), int(headroom), served]))
+            if result is _NOTHING:
+                return fields
+            done = wanted[:served]
+            if self._identity is not None:
+                for i in np.flatnonzero(self._identity.lines[done, USED] == 0).tolist():
+                    self._identity.open(int(done[i]), salts[i] if salts else None, NONE)
+                before = self.lengths[done] - np.diff(starts)[:served]  # type: ignore[attr-defined]
+                self._identity.write(done, before, starts[: served + 1], text)
+            return [*fields, *self._finished(done), self._recorder.tokens(text)]
 
+        recorder = self._recorder
+        usual = recorder is not None and recorder.usual and not recorder.closed
+        if usual and final is None and salts is None and not partial and not headroom:
+            try:
+                slots = super().extend(rows, indptr, tokens)  # type: ignore[misc]
+            except BlockTableError as error:
+                self._tell("extend", told, _NOTHING, error)
+                raise
+            text = NONE if tokens is None else integers(tokens)
+            recorder.extended(self, integers(rows), integers(indptr), text, slots)
+            return slots
         named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
-        return self._call("extend", rows, (rows, indptr, tokens), named, told)
+        return self._call("extend", (rows, indptr, tokens), named, told)
 
     def confirm(self, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> None:
         """Do it, and record it."""
@@ -413,71 +498,76 @@ class RecordedCache(Recorded):
 
         def told(result: Any) -> list[Any]:
             wanted, marks = integers(rows), integers(lengths)
-            kept = [pack(wanted), pack(marks)]
-            if tokens is None:
-                return [*kept, None, None]
-            starts, text = integers(indptr), integers(tokens)
-            if result is not None and self._identity is not None:
+            fields: list[Any] = [wanted, marks, None, None]
+            text = NONE
+            if tokens is not None:
+                starts, text = integers(indptr), integers(tokens)
+                fields = [wanted, marks, np.diff(starts), _unknown(text)]
+            if result is _NOTHING:
+                return fields
+            if tokens is not None and self._identity is not None:
                 for i, row in enumerate(wanted.tolist()):
                     self._identity.confirm(row, int(before[row]), text[starts[i] : starts[i + 1]])
-            return [*kept, pack(np.diff(starts)), _unknown(text), *self._recorder.tokens(text)]
+            return [*fields, *self._finished(wanted), self._recorder.tokens(text)]
 
-        self._call("confirm", rows, (rows, lengths, indptr, tokens), {}, told)
+        self._call("confirm", (rows, lengths, indptr, tokens), {}, told)
 
     def truncate(self, rows: Any, lengths: Any, fence: int | None = None) -> None:
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
             wanted, ends = integers(rows), integers(lengths)
-            if result is not None and self._identity is not None:
+            if result is None and self._identity is not None:
                 for row in wanted.tolist():
                     self._identity.cut(row, int(self.final[row]))  # type: ignore[attr-defined]
-            return [pack(wanted), pack(ends), fence if fence is None else int(fence)]
+            return [wanted, ends, _one(fence)]
 
-        self._call("truncate", rows, (rows, lengths, fence), {}, told)
+        self._call("truncate", (rows, lengths, fence), {}, told)
 
     def free(self, rows: Any, fence: int | None = None) -> None:
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            if result is not None and self._identity is not None:
-                self._identity.used[integers(rows)] = False
-            return [pack(integers(rows)), fence if fence is None else int(fence)]
+            wanted = integers(rows)
+            if result is None and self._identity is not None:
+                self._identity.close(wanted)
+            return [wanted, _one(fence)]
 
-        self._call("free", None, (rows, fence), {}, told)
+        self._call("free", (rows, fence), {}, told)
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""
-        self._call("retire", None, (n,), {}, lambda _: [int(n)])
+        self._call("retire", (n,), {}, lambda _: [_one(n)])
 
     def fork(self, row: int, into: int) -> None:
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            if result is not None and self._identity is not None:
+            if result is None and self._identity is not None:
                 self._identity.fork(row, into)
-            return [int(row), int(into)]
+            return [np.array([int(row), int(into)])]
 
-        self._call("fork", None, (row, into), {}, told)
+        self._call("fork", (row, into), {}, told)
 
     def reset_prefix(self) -> None:
         """Do it, and record it."""
-        self._call("reset_prefix", None, (), {}, lambda _: [])
+        self._call("reset_prefix", (), {}, lambda _: [])
 
     def _prompts(self, starts: Ints, text: Ints, salts: Any) -> list[Any]:
-        """Return the numbers of the prompts' whole units, where tokens are not known, and the salts."""
-        symbols = _NONE
+        """Return fields: the prompts' whole units, counted back, where tokens are not known, and the salts."""
+        units, unknown, named = None, _unknown(text), self._recorder.salts(salts, starts.size - 1)
         if self._identity is not None:
+            seen = int(self._identity.counts[SEEN])
             parts = [
-                self._identity.symbols(text[starts[i] : starts[i + 1]], salts[i] if salts else None)
+                self._identity.units(text[starts[i] : starts[i + 1]], salts[i] if salts else None)
                 for i in range(starts.size - 1)
             ]
-            symbols = np.concatenate(parts) if parts else _NONE
-        return [pack(symbols), _unknown(text), self._recorder.salts(salts, starts.size - 1)]
+            units = np.concatenate(parts) - seen if parts else None
+        return [units, unknown, named]
 
     def _opened(self, rows: Ints, starts: Ints, text: Ints, cached: Any, ends: Any, salts: Any) -> None:
         """Follow rows opened on what was found cached of their prompts."""
-        if self._identity is None or cached is None:
+        if self._identity is None:
             return
         for i, row in enumerate(rows.tolist()):
             prompt, hit = text[starts[i] : starts[i + 1]], int(cached[i])
@@ -486,11 +576,16 @@ class RecordedCache(Recorded):
             self._identity.write(np.array([row]), np.array([hit]), np.array([0, rest.size]), np.ascontiguousarray(rest))
 
 
-def _unknown(text: Ints) -> Any:
+def _one(value: Any) -> Ints | None:
+    """Return an integer as a field."""
+    return None if value is None else np.array([int(value)], np.int64)
+
+
+def _unknown(text: Ints) -> Ints | None:
     """Return where tokens are -1, None where they all are known."""
     if not text.size or text.min() >= 0:
         return None
-    return pack(np.flatnonzero(text < 0))
+    return np.flatnonzero(text < 0)
 
 
 @cached_by

@@ -1,12 +1,11 @@
 """A recording run again: the same calls on new objects, to the same results."""
 
-import hashlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from blocktable._ints import lcm
@@ -15,9 +14,19 @@ from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, LawBroken
 from blocktable.geometry import Geometry
 from blocktable.groups import Group
-from blocktable.recording.format import read, unpack
+from blocktable.recording import coding
+from blocktable.recording.format import Record, as_bytes, read
 from blocktable.recording.identity import Ints
-from blocktable.recording.record import _SHAPE, checksum_of, outcome_of, refusal_of
+from blocktable.recording.record import (
+    _SHAPE,
+    INTEGER,
+    NO_GROUP,
+    UNREADABLE,
+    VERSION,
+    digest_of,
+    fold,
+    refusal_of,
+)
 from blocktable.replica import Replica
 from blocktable.tables import BlockTables
 
@@ -28,13 +37,17 @@ _FRESH = 2**31 - 1  # tokens of units of which it is not known whether they are 
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded call: the object's number, the verb with its arguments, and what it returned (a refusal: its name)."""
+    """One recorded call: the object's number, the verb with its arguments, and a checksum of what calls returned so far.
+
+    ``refused`` is the type and law of the error that it raised, "" where it raised none.
+    """
 
     number: int
     verb: str
     args: tuple[Any, ...]
     named: dict[str, Any]
-    outcome: Any
+    check: int
+    refused: str
     step: int  # commits of all objects before it
 
     def __str__(self) -> str:
@@ -62,12 +75,12 @@ class Replayed:
     differs: str = ""
     complete: bool = False  # does the recording have its end
     objects: list[Any] = field(default_factory=list)
-    _hash: Any = field(default_factory=hashlib.sha256)
+    _meta: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
 
     @property
     def digest(self) -> str:
         """The digest that the recorder had at the same call."""
-        return str(self._hash.hexdigest())
+        return digest_of(self._meta)
 
 
 @dataclass(frozen=True)
@@ -108,23 +121,9 @@ def calls(path: str | Path) -> tuple[list[dict[str, Any]], list[Call], str]:
     Prompts and tokens are made up such that the same prefixes are equal. Raises ArgumentError for a ring, and for records
     that no recorder writes. Cost: the whole recording in memory.
     """
-    records = list(read(path))
-    if records and records[0][0] == "begin" and len(records[0]) > 2 and records[0][2]:
-        raise ArgumentError(
-            "a ring holds entries, not a whole run: it cannot be run again",
-            values={"path": str(path)},
-            remedy="look at it with history, or record without ring",
-        )
-    try:
-        return _Reader(records).read()
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError, AttributeError, MemoryError) as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(
-            f"{path} holds a record that no recorder writes: {error}",
-            values={"path": str(path)},
-            remedy="record the run again",
-        ) from None
+    reader = _Reader(path)
+    found = list(reader.calls())
+    return reader.made, found, reader.end
 
 
 def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Replayed]]:
@@ -133,34 +132,37 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
     ``replayed.objects`` are the caches and tables, to be looked at. Stops after a call that returned something else than
     was recorded (``differs``), or at which a sanitizer found something (``finding``).
     """
-    made, found, end = calls(path)
-    replayed = Replayed(complete=bool(end))
-    replayed.objects = [make(what, sanitize) for what in made]
-    for call in found:
-        outcome: Any = None
+    reader = _Reader(path)
+    replayed = Replayed(complete=bool(reader.end))
+    replayed.objects = [make(what, sanitize) for what in reader.made]
+    for call in reader.calls():
+        result: Any = None
+        brief = ""
         try:
-            outcome = _run(replayed.objects[call.number], call)
+            result, brief = _run(replayed.objects[call.number], call)
         except LawBroken as error:
             replayed.finding = error
         replayed.calls += 1
         replayed.steps = call.step + (call.verb == "commit")
-        replayed._hash.update(repr(outcome).encode())  # noqa: SLF001 - its own field
-        if replayed.finding is None and outcome != call.outcome:
-            replayed.differs = f"{call.verb} at step {call.step} returned {outcome}, recorded was {call.outcome}"
+        fold(replayed._meta, result)  # noqa: SLF001 - its own field
+        check = coding.short_of(replayed._meta)  # noqa: SLF001
+        if replayed.finding is None and check != call.check:
+            was = f", recorded was {call.refused}" if call.refused else ""
+            replayed.differs = f"{call.verb} at step {call.step} returned {brief}, not what was recorded{was}"
         yield call, replayed
         if replayed.finding or replayed.differs:
             return
 
 
-def _run(one: Any, call: Call) -> Any:
-    """Do one call; return its outcome as it is recorded."""
+def _run(one: Any, call: Call) -> tuple[Any, str]:
+    """Do one call; return what it returned, or its refusal as a field, and either in a few words."""
     try:
         result = getattr(one, call.verb)(*call.args, **call.named)
     except LawBroken:
         raise
     except BlockTableError as error:
-        return refusal_of(error)
-    return checksum_of(result) if isinstance(result, Delta) else outcome_of(result)
+        return refusal_of(error), f"{type(error).__name__} {error.law}"
+    return result, " ".join(repr(result).split())[:200]
 
 
 def replay(path: str | Path, *, to: int | None = None, until_finding: bool = False) -> Replayed:
@@ -187,8 +189,7 @@ def history(path: str | Path, row: int, *, group: int = 0, number: int = 0) -> l
     ``number`` names the object, in the order in which they were constructed.
     """
     records = read(path)
-    first = next(records, ["begin", 0, 0])
-    ring = len(first) > 2 and bool(first[2])
+    ring = _is_ring(next(records, None), path)
     changes: list[Change] = []
     verbs: list[str] = []
     for verb, step, tables in _ring_steps(records, number) if ring else _run_steps(path, number):
@@ -210,10 +211,26 @@ def _run_steps(path: str | Path, number: int) -> Iterator[tuple[str, int | None,
             yield call.verb, (tables.seq if call.verb == "commit" else None), tables
 
 
-def _ring_steps(records: Iterator[list[Any]], number: int) -> Iterator[tuple[str, int | None, Any]]:
+def _is_ring(first: Any, path: str | Path) -> bool:
+    """Say whether the first record begins a ring; refuse one of another version."""
+    if isinstance(first, list) and first[:2] == ["begin", VERSION]:
+        return bool(first[2])
+    raise ArgumentError(
+        f"{path} does not begin as a recording of version {VERSION}",
+        values={"path": str(path), "version": VERSION},
+        remedy="read it with the release that made it",
+    )
+
+
+def _ring_steps(records: Iterator[list[Any] | Record], number: int) -> Iterator[tuple[str, int | None, Any]]:
     """Follow a ring: the first snapshot, or the first shape, and then the deltas."""
     tables: Any = None
-    for verb, *rest in records:
+    for record in records:
+        if isinstance(record, Record):
+            if record.number == number:
+                yield record.verb, None, tables
+            continue
+        verb, *rest = record
         if verb in ("begin", "end") or not rest or rest[0] != number:
             continue
         if verb == "object" and tables is None:
@@ -224,8 +241,6 @@ def _ring_steps(records: Iterator[list[Any]], number: int) -> Iterator[tuple[str
         elif verb == "commit":
             tables.apply(Delta.from_bytes(rest[1]))
             yield verb, tables.seq, tables
-        elif verb != "object":
-            yield verb, None, tables
 
 
 class _Row:
@@ -233,272 +248,323 @@ class _Row:
 
     def __init__(self) -> None:
         self.done = 0
-        self.coming: deque[int] = deque()
+        self.coming: list[int] = []
+        self.at = 0  # in ``coming``: the next one
 
 
 class _Reader:
     """From records to calls, in two passes: the numbers of units come after the calls that began them."""
 
-    def __init__(self, records: list[list[Any]]) -> None:
-        self._records = records
-        self._made: list[dict[str, Any]] = []
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self.made: list[dict[str, Any]] = []
+        self.end = ""
         self._units: list[int] = []
         self._rows: dict[tuple[int, int], _Row] = {}
         self._lengths: list[dict[int, int]] = []
         self._fresh = _FRESH
+        self._seen: list[int] = []
+        self._guarded(self._look)
 
-    def read(self) -> tuple[list[dict[str, Any]], list[Call], str]:
-        """Return objects, calls and the digest at the end."""
-        caches = set()
-        for verb, *rest in self._records:
-            if verb == "object" and "prefix_cache" in rest[1]:
-                caches.add(rest[0])
-            elif verb not in ("begin", "object", "end", "commit") and rest[0] in caches and rest[-2] is not None:
-                for row, symbol in zip(*map(unpack, rest[-2]), strict=True):
-                    self._row(rest[0], int(row)).coming.append(int(symbol))
-        found: list[Call] = []
-        step, end = 0, ""
-        for verb, *rest in self._records:
-            if verb == "begin":
+    def _guarded(self, part: Any) -> Any:
+        """Do a part; what goes wrong in it is a record that no recorder writes."""
+        try:
+            return part()
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError, AttributeError, MemoryError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                f"{self._path} holds a record that no recorder writes: {error}",
+                values={"path": str(self._path)},
+                remedy="record the run again",
+            ) from None
+
+    def _look(self) -> None:
+        """Pass once over everything, for the objects, the end, and the units of rows."""
+        records = read(self._path)
+        if _is_ring(next(records, None), self._path):
+            raise ArgumentError(
+                "a ring holds entries, not a whole run: it cannot be run again",
+                values={"path": str(self._path)},
+                remedy="look at it with history, or record without ring",
+            )
+        for record in records:
+            if not isinstance(record, Record):
+                self._said(record)
                 continue
-            if verb == "end":
-                end = str(rest[0])
-            elif verb == "object":
-                self._begin(rest[1])
-            else:
-                call = self._call(verb, rest, step)
-                if call is not None:
-                    found.append(call)
-                step += verb == "commit"
-        return self._made, found, end
+            at = _UNITS.get(record.verb)
+            if at is not None and not record.refused and len(record.fields) > at + 1:
+                self._note_prompts(record)
+                rows, units = record.fields[at], record.fields[at + 1]
+                if rows is not None:
+                    for row, unit in zip(rows.tolist(), self._absolute(record.number, units).tolist(), strict=True):
+                        self._row(record.number, row).coming.append(unit)
+            elif record.verb in _PROMPTS:
+                self._note_prompts(record)
+        self._seen = [0] * len(self.made)
+
+    def _said(self, record: list[Any]) -> None:
+        verb, *rest = record
+        if verb == "end":
+            self.end = str(rest[0])
+        elif verb == "object":
+            self._begin(rest[1])
+        else:
+            raise ArgumentError(f"a record says {verb!r}", remedy="record the run again")
+
+    def _note_prompts(self, record: Record) -> None:
+        at = _PROMPTS.get(record.verb)
+        if at is not None and record.fields[at] is not None:
+            self._absolute(record.number, record.fields[at])
+
+    def _absolute(self, number: int, units: Ints) -> Ints:
+        """Return units as they are numbered throughout; records count from those seen before."""
+        found: Ints = units + self._seen[number]
+        if found.size:
+            self._seen[number] = max(self._seen[number], int(found.max()) + 1)
+        return found
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls, in order."""
+        step = 0
+        for record in read(self._path):
+            if not isinstance(record, Record):
+                continue
+            call = self._guarded(lambda record=record, step=step: self._call(record, step))
+            if call is not None:
+                yield call
+            step += record.verb == "commit"
 
     def _begin(self, what: dict[str, Any]) -> None:
-        self._made.append(what)
+        self.made.append(what)
         spans = [shape[3 + _SHAPE.index("block_size")] * shape[3 + _SHAPE.index("cp_size")] for shape in what["groups"]]
         paged = [span for span, shape in zip(spans, what["groups"], strict=True) if shape[0] != "state"]
         self._units.append(lcm(*paged) if paged else 1)
         self._lengths.append({})
+        self._seen.append(0)
 
     def _row(self, number: int, row: int) -> _Row:
         return self._rows.setdefault((number, row), _Row())
 
-    def _call(self, verb: str, rest: list[Any], step: int) -> Call | None:
-        number, *arguments, outcome = rest
-        if not isinstance(number, int) or not 0 <= number < len(self._made):
+    def _call(self, record: Record, step: int) -> Call | None:
+        verb, number, fields, check, refused = record
+        if not 0 <= number < len(self.made):
             raise ArgumentError(f"a record names object {number}", remedy="record the run again")
-        if "prefix_cache" not in self._made[number]:
-            args = _tables_arguments(verb, arguments)
-            return None if args is None else Call(number, verb, args, {}, outcome, step)
+        error = as_bytes(fields.pop()).decode() if refused else ""
         if verb == "commit":
-            return Call(number, verb, (), {}, outcome, step)
-        units = arguments.pop()
-        refused = isinstance(outcome, list) and len(outcome) == 2 and isinstance(outcome[0], str)
-        args, named = getattr(self, f"_{verb}")(number, outcome, refused, *arguments)
-        if units is not None:
-            for row in unpack(units[0]).tolist():
+            return Call(number, verb, (), {}, check, error, step)
+        if "prefix_cache" not in self.made[number]:
+            args = _tables_arguments(verb, fields)
+            return None if args is None else Call(number, verb, args, {}, check, error, step)
+        if verb not in _CACHE_VERBS:
+            raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
+        args, named = getattr(self, f"_{verb}")(number, refused, *fields)
+        at = _UNITS.get(verb)
+        if at is not None and not refused and fields[at] is not None:
+            self._absolute(number, fields[at + 1])
+            for row in fields[at].tolist():
                 one = self._row(number, row)
                 one.done += 1
-                one.coming.popleft()
-        return Call(number, verb, args, named, outcome, step)
+                one.at += 1
+        return Call(number, verb, args, named, check, error, step)
 
     # ---- tokens
 
     def _behind(self, number: int, row: int, begin: int, size: int) -> Ints:
         """Return tokens of positions begin .. begin + size - 1 of a row: each unit's number, as far as it is ever known."""
         one, unit = self._row(number, row), self._units[number]
-        which = np.arange(begin, begin + size) // unit - one.done
         found = np.empty(size, np.int64)
-        for n in np.unique(which).tolist():
-            known = 0 <= n < len(one.coming)
-            found[which == n] = one.coming[n] if known else self._new()
+        at = begin
+        while at < begin + size:
+            n = at // unit - one.done
+            end = min((at // unit + 1) * unit, begin + size)
+            known = 0 <= n < len(one.coming) - one.at
+            found[at - begin : end - begin] = one.coming[one.at + n] if known else self._new()
+            at = end
         return found
 
     def _new(self) -> int:
         self._fresh -= 1
         return self._fresh
 
-    def _prompt(self, number: int, row: int, begin: int, size: int, symbols: Ints) -> Ints:
+    def _prompts(self, number: int, sizes: Ints, units: Any, unknown: Any, rows: Any = None) -> tuple[Ints, Ints]:
         unit = self._units[number]
-        text = np.repeat(symbols, unit)
-        return np.concatenate([text, self._behind(number, row, begin + text.size, size - text.size)])
-
-    def _prompts(self, number: int, sizes: Any, symbols: Any, unknown: Any, rows: Any = None) -> tuple[Ints, Ints]:
-        sizes, symbols = unpack(sizes), unpack(symbols)
-        whole = sizes // self._units[number] if symbols.size else np.zeros_like(sizes)
-        ends = np.cumsum(whole)
-        parts = [
-            self._prompt(
-                number, -1 if rows is None else int(rows[i]), 0, int(size), symbols[ends[i] - whole[i] : ends[i]]
-            )
-            for i, size in enumerate(sizes.tolist())
-        ]
+        symbols = np.zeros(0, np.int64) if units is None else self._absolute(number, units)
+        parts, at = [], 0
+        for i, size in enumerate(sizes.tolist()):
+            whole = size // unit if symbols.size else 0
+            parts.append(np.repeat(symbols[at : at + whole], unit))
+            at += whole
+            row = -1 if rows is None else int(rows[i])
+            parts.append(self._behind(number, row, whole * unit, size - whole * unit))
         text = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if unknown is not None:
-            text[unpack(unknown)] = -1
-        return np.concatenate([[0], np.cumsum(sizes)]), text
+            text[unknown] = -1
+        return _starts(sizes), text
 
     # ---- verbs
 
-    def _lookup(
-        self, number: int, _o: Any, _r: bool, sizes: Any, symbols: Any, unknown: Any, salts: Any, *_t: Any
-    ) -> Any:
-        starts, text = self._prompts(number, sizes, symbols, unknown)
-        return (starts, text), {"salts": _salts(salts)}
+    def _lookup(self, number: int, _r: bool, sizes: Ints, units: Any, unknown: Any, salts: Any, *_t: Any) -> Any:
+        return self._prompts(number, sizes, units, unknown), {"salts": _salts(salts)}
 
     def _match(
         self,
         number: int,
-        outcome: Any,
         refused: bool,
-        rows: Any,
-        sizes: Any,
-        symbols: Any,
+        rows: Ints,
+        sizes: Ints,
+        units: Any,
         unknown: Any,
         salts: Any,
+        cached: Any = None,
         *_t: Any,
     ) -> Any:
-        opened = unpack(rows)
-        starts, text = self._opening(number, opened, sizes, symbols, unknown, None if refused else unpack(outcome))
+        starts, text = self._opening(number, rows, sizes, units, unknown, cached)
         if not refused:
-            for row, cached in zip(opened.tolist(), unpack(outcome).tolist(), strict=True):
-                self._lengths[number][row] = cached
-        return (opened, starts, text), {"salts": _salts(salts)}
+            self._lengths[number] |= dict(zip(rows.tolist(), cached.tolist(), strict=True))
+        return (rows, starts, text), {"salts": _salts(salts)}
 
     def _admit(
         self,
         number: int,
-        outcome: Any,
         refused: bool,
-        rows: Any,
-        sizes: Any,
-        symbols: Any,
+        rows: Ints,
+        sizes: Ints,
+        units: Any,
         unknown: Any,
         salts: Any,
-        limit: Any,
-        final: Any,
-        headroom: int,
+        limits: Any,
+        marks: Any,
+        numbers: Ints,
+        cached: Any = None,
         *_t: Any,
     ) -> Any:
-        opened = unpack(rows)
-        cached = None if refused else unpack(outcome[0])
-        starts, text = self._opening(number, opened, sizes, symbols, unknown, cached)
-        limits = None if limit is None else limit[0] if isinstance(limit[0], int) else unpack(limit[0])
-        if cached is not None:
-            most = np.diff(starts) if limits is None else np.minimum(np.diff(starts), cached + limits)
-            self._lengths[number] |= dict(zip(opened.tolist(), most.tolist(), strict=True))
-        marks = None if final is None else unpack(final)
-        return (opened, starts, text), {"salts": _salts(salts), "limit": limits, "final": marks, "headroom": headroom}
+        headroom, one = numbers.tolist()
+        starts, text = self._opening(number, rows, sizes, units, unknown, cached)
+        if not refused:
+            most = sizes if limits is None else np.minimum(sizes, cached + limits)
+            self._lengths[number] |= dict(zip(rows.tolist(), most.tolist(), strict=True))
+        limit = int(limits[0]) if limits is not None and one else limits
+        return (rows, starts, text), {"salts": _salts(salts), "limit": limit, "final": marks, "headroom": headroom}
 
-    def _opening(self, number: int, rows: Ints, sizes: Any, symbols: Any, unknown: Any, cached: Any) -> Any:
+    def _opening(self, number: int, rows: Ints, sizes: Ints, units: Any, unknown: Any, cached: Any) -> Any:
         """Return the prompts of rows that begin anew on what was found cached."""
         if cached is not None:
             for row, hit in zip(rows.tolist(), cached.tolist(), strict=True):
                 self._row(number, row).done = hit // self._units[number]
-        return self._prompts(number, sizes, symbols, unknown, rows)
+        return self._prompts(number, sizes, units, unknown, rows)
 
     def _extend(
         self,
         number: int,
-        outcome: Any,
         refused: bool,
-        rows: Any,
-        sizes: Any,
+        rows: Ints,
+        sizes: Ints,
         unknown: Any,
-        final: Any,
+        marks: Any,
         salts: Any,
-        partial: int,
-        headroom: int,
+        numbers: Any,
         *_t: Any,
     ) -> Any:
-        wanted, counts = unpack(rows), unpack(sizes)
-        starts, lengths = np.concatenate([[0], np.cumsum(counts)]), self._lengths[number]
-        text: Any = None
-        if unknown is not True:
-            parts = [
-                self._behind(number, row, lengths.get(row, 0), size)
-                for row, size in zip(wanted.tolist(), counts.tolist(), strict=True)
-            ]
+        partial, headroom, served = (0, 0, rows.size) if numbers is None else numbers.tolist()
+        lengths = self._lengths[number]
+        text = None
+        if unknown is None or unknown.tolist() != [-1]:
+            places = zip(rows.tolist(), sizes.tolist(), strict=True)
+            parts = [self._behind(number, row, lengths.get(row, 0), size) for row, size in places]
             text = np.concatenate(parts) if parts else np.zeros(0, np.int64)
             if unknown is not None:
-                text[unpack(unknown)] = -1
-        served = 0 if refused else outcome[1] if partial else wanted.size
-        for row, size in zip(wanted[:served].tolist(), counts[:served].tolist(), strict=True):
-            lengths[row] = lengths.get(row, 0) + size
-        named = {"final": None if final is None else unpack(final), "salts": _salts(salts)}
-        return (wanted, starts, text), named | {"partial": bool(partial), "headroom": headroom}
+                text[unknown] = -1
+        if not refused:
+            for row, size in zip(rows[:served].tolist(), sizes[:served].tolist(), strict=True):
+                lengths[row] = lengths.get(row, 0) + size
+        named = {"final": marks, "salts": _salts(salts)}
+        return (rows, _starts(sizes), text), named | {"partial": bool(partial), "headroom": headroom}
 
-    def _confirm(
-        self, number: int, _o: Any, _r: bool, rows: Any, lengths: Any, sizes: Any, unknown: Any, *_t: Any
-    ) -> Any:
-        wanted, marks = unpack(rows), unpack(lengths)
+    def _confirm(self, number: int, _r: bool, rows: Ints, marks: Ints, sizes: Any, unknown: Any, *_t: Any) -> Any:
         if sizes is None:
-            return (wanted, marks), {}
-        counts = unpack(sizes)
+            return (rows, marks), {}
         parts = [
             self._behind(number, row, mark - size, size)
-            for row, mark, size in zip(wanted.tolist(), marks.tolist(), counts.tolist(), strict=True)
+            for row, mark, size in zip(rows.tolist(), marks.tolist(), sizes.tolist(), strict=True)
         ]
         text = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if unknown is not None:
-            text[unpack(unknown)] = -1
-        return (wanted, marks, np.concatenate([[0], np.cumsum(counts)]), text), {}
+            text[unknown] = -1
+        return (rows, marks, _starts(sizes), text), {}
 
-    def _truncate(self, number: int, _o: Any, refused: bool, rows: Any, lengths: Any, fence: Any) -> Any:
-        wanted, ends = unpack(rows), unpack(lengths)
+    def _truncate(self, number: int, refused: bool, rows: Ints, ends: Ints, fence: Any) -> Any:
         if not refused:
-            for row, end in zip(wanted.tolist(), ends.tolist(), strict=True):
+            for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
                 self._lengths[number][row] = end
                 one = self._row(number, row)
                 one.done = min(one.done, end // self._units[number])
-        return (wanted, ends), {"fence": fence}
+        return (rows, ends), {"fence": _integer(fence)}
 
-    def _free(self, number: int, _o: Any, refused: bool, rows: Any, fence: Any) -> Any:
-        wanted = unpack(rows)
+    def _free(self, number: int, refused: bool, rows: Ints, fence: Any) -> Any:
         if not refused:
-            for row in wanted.tolist():
+            for row in rows.tolist():
                 self._lengths[number].pop(row, None)
                 self._row(number, row).done = 0
-        return (wanted,), {"fence": fence}
+        return (rows,), {"fence": _integer(fence)}
 
-    def _retire(self, _n: int, _o: Any, _r: bool, n: int) -> Any:
-        return (n,), {}
+    def _retire(self, _n: int, _r: bool, n: Ints) -> Any:
+        return (int(n[0]),), {}
 
-    def _fork(self, number: int, _o: Any, refused: bool, row: int, into: int) -> Any:
+    def _fork(self, number: int, refused: bool, rows: Ints) -> Any:
+        row, into = rows.tolist()
         if not refused:
             self._lengths[number][into] = self._lengths[number].get(row, 0)
             self._row(number, into).done = self._row(number, row).done
         return (row, into), {}
 
-    def _reset_prefix(self, _n: int, _o: Any, _r: bool) -> Any:
+    def _reset_prefix(self, _n: int, _r: bool) -> Any:
         return (), {}
+
+
+# Where records of cache verbs have units: of prompts, and, as two fields, of rows. See ``record``.
+_PROMPTS = {"lookup": 1, "match": 2, "admit": 2}
+_UNITS = {"match": 6, "admit": 9, "extend": 6, "confirm": 4}
+_CACHE_VERBS = (*_PROMPTS, "extend", "confirm", "truncate", "free", "retire", "fork", "reset_prefix")
+_TABLES_VERBS = ("append", "assign", "truncate", "clear", "release", "move", "swap", "copy")
+
+
+def _starts(sizes: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _integer(field: Any) -> int | None:
+    return None if field is None else int(field[0])
 
 
 def _salts(numbers: Any) -> Any:
     if numbers is None:
         return None
-    return [b"salt %d" % number if number else None for number in numbers]
+    return [b"salt %d" % number if number else None for number in numbers.tolist()]
 
 
-def _tables_arguments(verb: str, arguments: list[Any]) -> tuple[Any, ...] | None:
+def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...] | None:
     """Return the arguments of a verb of tables; None where they were none that anybody could have done."""
-    if verb == "commit":
-        return ()
     if verb == "resize":
-        what = {"groups": arguments[0], "max_rows": 1, "num_blocks": None}
-        return (make(what).groups,)
-    if verb not in ("append", "assign", "truncate", "clear", "release", "move", "swap", "copy"):
+        try:
+            groups = msgspec.msgpack.decode(as_bytes(fields[0]))
+        except msgspec.DecodeError:
+            raise ArgumentError("a record describes no groups", remedy="record the run again") from None
+        return (make({"groups": groups, "max_rows": 1, "num_blocks": None}).groups,)
+    if verb not in _TABLES_VERBS:
         raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
-    found = [_argument(argument) for argument in arguments]
-    return None if any(argument is _UNREADABLE for argument in found) else tuple(found)
-
-
-_UNREADABLE = object()
-
-
-def _argument(packed: Any) -> Any:
-    if isinstance(packed, dict):
-        if "parts" in packed:
-            parts = tuple(_argument(part) for part in packed["parts"])
-            return _UNREADABLE if any(part is _UNREADABLE for part in parts) else parts
-        return packed.get("group", _UNREADABLE)
-    return unpack(packed)
+    what, *rest = fields
+    found: list[Any] = []
+    at = 0
+    for kind in what.tolist():
+        if kind == UNREADABLE:
+            return None
+        size = kind if kind >= 0 else 0 if kind == NO_GROUP else 1
+        parts = rest[at : at + size]
+        if len(parts) < size or any(part is None for part in parts):
+            raise ArgumentError("a record holds other fields than its arguments", remedy="record the run again")
+        at += size
+        found.append(tuple(parts) if kind >= 0 else None if kind == NO_GROUP else parts[0])
+        if kind == INTEGER:
+            found[-1] = int(parts[0][0])
+    return tuple(found)
