@@ -109,14 +109,8 @@ class CacheSanitizer(Looks):
             shadow.compare(self._writes)
         if cache.max_rows <= AUDITED:
             rows = np.arange(cache.max_rows)
-        for name, law, there, right in (
-            ("length", "L2", cache.lengths, self.length),
-            ("final mark", "L10", cache.final, self.final),
-        ):
-            off = np.flatnonzero(there[rows] != right[rows])
-            if off.size:
-                row = int(rows[off[0]])
-                self._find(Broken(law, f"the {name} is {there[row]}, it should be {right[row]}", row=row))
+        if rows.size:
+            self._compare_rows(rows)
         self._conserved(cache.stats())
         self._calls += 1
         if self._calls % self._every == 0:
@@ -127,6 +121,18 @@ class CacheSanitizer(Looks):
                 self._find(Broken(error.law, error.message, -1, row, -1, block))
         if not shadow.clean:
             self._follow()
+
+    def _compare_rows(self, rows: Ints) -> None:
+        """Compare lengths and final marks."""
+        cache = self._cache
+        for name, law, there, right in (
+            ("length", "L2", cache.lengths, self.length),
+            ("final mark", "L10", cache.final, self.final),
+        ):
+            off = np.flatnonzero(there[rows] != right[rows])
+            if off.size:
+                row = int(rows[off[0]])
+                self._find(Broken(law, f"the {name} is {there[row]}, it should be {right[row]}", row=row))
 
     def _kept(self, headroom: int) -> None:
         """L9: what a call was told to leave is there."""
@@ -168,6 +174,9 @@ class CacheSanitizer(Looks):
         if isinstance(error, NeverFits):
             if (begin + sizes <= self.largest).all():
                 self._find(Broken("L9", f"refused for ever, though rows of {self.largest} tokens fit: {error.message}"))
+            return
+        if (begin + sizes > self.largest).any() and not named.get("partial"):
+            self._find(Broken("L9", f"told to wait for blocks, though no pool of this size holds it: {error.message}"))
             return
         if verb == "admit" and (named.get("limit") is not None or len(args) > 4):
             return  # what is computed lies behind what is cached, which is not known of a refused call
@@ -259,12 +268,11 @@ class CacheSanitizer(Looks):
             return False
         shadow, blocks = self.shadow, self.blocks
         text = _NONE if tokens is None else integers(tokens)[: starts[-1]]
-        if not usual.plain(
-            rows, starts, self.length, self.final, self.known, text, self.open, self.largest, *self._marks
-        ):
+        lines = (rows, starts, self.length)
+        most = usual.plain(*lines, self.final, self.known, text, self.open, self.largest, *self._marks)
+        if not most:
             return False
         shadow.pool[usual.RETIRED], shadow.pool[usual.HELD] = blocks.retired, blocks.held
-        lines = (rows, starts, self.length)
         held = (shadow.pool, blocks.owners, blocks.pins, blocks.fence, blocks.stamp)
         for g in range(len(self.units)):
             table = (shadow.counts[g], shadow.flat, *shadow.seen(g), self.gone[g])
@@ -282,7 +290,7 @@ class CacheSanitizer(Looks):
             )
             note(self._numbers[g], *lines, *copies, *held[:2], blocks.touched)
         blocks.held = int(shadow.pool[usual.HELD])
-        self._room(int((self.length[rows] + np.diff(starts)).max()))
+        self._room(most)
         known = (self.final, self.known, text, self.tokens)
         usual.note_tokens(*lines, *known, self._numbers, shadow.flat, blocks.content)
         self._note_contents(rows)

@@ -61,6 +61,7 @@ class Shadow:
         self.entries = [self.flat[a:b].reshape(self.max_rows, width) for a, b, width in parts]
         self.pool = np.zeros(8, np.int64)  # see ``usual``
         self.widths = np.array(widths, np.int64)
+        self._ends = self.base.tolist()
         self._actual: list[Any] = []
         self._sweep = (0, 0)  # group and entry that are next to be compared
 
@@ -146,7 +147,8 @@ class Shadow:
         todo = min(SWEPT, self.flat.size)
         while todo > 0:
             group, begin = self._sweep
-            base, size = int(self.base[group]), int(self.base[group + 1] - self.base[group])
+            base = self._ends[group]
+            size = self._ends[group + 1] - base
             end = min(begin + todo, size)
             wrong = usual.first_difference(self._flat[group], self.flat, base, begin, end)
             if wrong >= 0:

@@ -156,11 +156,19 @@ def follow_delta(
     return -1
 
 
+@helper(i64(i64))
+def remainder(n: int) -> int:
+    """Return 31 bits that stand for a positive number modulo PRIME: equal for equal numbers, without a division."""
+    n = (n & PRIME) + (n >> 31)
+    n = (n & PRIME) + (n >> 31)
+    return n & PRIME
+
+
 @helper(i64(i64, i64))
 def next_number(number: int, token: int) -> int:
     """Return the number of a prefix that is one token longer: equal for equal tokens, and else not, but by chance."""
-    last = token % PRIME + 1
-    return (((number >> 31) * ONE + last) % PRIME << 31) | ((number & PRIME) * OTHER + last) % PRIME
+    last = remainder(token) + 1
+    return remainder((number >> 31) * ONE + last) << 31 | remainder((number & PRIME) * OTHER + last)
 
 
 @compiled(nothing(i64, _SEEN64, i64[::1]))
@@ -213,22 +221,27 @@ def plain(
     actual_length: Ints,
     actual_final: Ints,
 ) -> int:
-    """Say whether rows in use were lengthened by known tokens, behind known ones, or (empty ``text``) by unknown ones."""
+    """Return 0, or the most tokens of a row, all in use and lengthened by known tokens behind known ones.
+
+    Empty ``text``: by tokens that are not known.
+    """
+    most = 1
     for i in range(rows.size):
         row, size = rows[i], starts[i + 1] - starts[i]
         if not is_open[row] or length[row] + size > largest or actual_length[row] != length[row] + size:
-            return False
+            return 0
         mark = known[row]
         if text.size:
             if known[row] != length[row]:
-                return False
+                return 0
             mark += size
         if actual_final[row] != max(final[row], mark):
-            return False
-    for t in range(text.size):  # noqa: SIM110 - compiled loops have no generators
+            return 0
+        most = max(most, length[row] + size)
+    for t in range(text.size):
         if text[t] < 0:
-            return False
-    return True
+            return 0
+    return most
 
 
 @compiled(nothing(*_ROWS, i64[::1], _SEEN64, i64[:, ::1], i64[:, ::1], i32[::1], i64[::1]))
@@ -263,6 +276,13 @@ def note_tokens(
 @compiled(i64(_SEEN32, i32[::1], i64, i64, i64))
 def first_difference(actual: Ints, flat: Ints, base: int, begin: int, end: int) -> int:
     """Return the first entry of a stretch that differs from the copy, or -1."""
+    if base < 0 or begin < 0:  # never so: see ``copy_range``
+        return -1
+    off = 0
+    for j in range(end - begin):  # without a way out, so that many are compared at once
+        off += actual[begin + j] != flat[base + begin + j]
+    if off == 0:
+        return -1
     for at in range(begin, end):
         if actual[at] != flat[base + at]:
             return at
