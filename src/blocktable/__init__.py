@@ -8,40 +8,43 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from blocktable.cache import KVCache
+if TYPE_CHECKING:  # each name under its own name again, which is how a type checker knows it for public
+    from blocktable.cache import KVCache as KVCache
     from blocktable.contracts import (
-        AnyWidth,
-        AtLeast,
-        AtMost,
-        Contract,
-        Exactly,
-        FloatModulus,
-        MultipleOf,
-        TokenMultiple,
-        get_contract,
-        register,
+        AnyWidth as AnyWidth,
+        AtLeast as AtLeast,
+        AtMost as AtMost,
+        Contract as Contract,
+        Exactly as Exactly,
+        FloatModulus as FloatModulus,
+        MultipleOf as MultipleOf,
+        TokenMultiple as TokenMultiple,
+        get_contract as get_contract,
+        register as register,
     )
-    from blocktable.delta import Delta
+    from blocktable.delta import Delta as Delta
     from blocktable.errors import (
-        ArgumentError,
-        BlockTableError,
-        CatalogueError,
-        ConcurrentUse,
-        ContractError,
-        DeltaError,
-        GeometryError,
-        LawBroken,
-        NeverFits,
-        NotCopyable,
-        OutOfBlocks,
-        UnknownName,
+        ArgumentError as ArgumentError,
+        BlockTableError as BlockTableError,
+        CatalogueError as CatalogueError,
+        ConcurrentUse as ConcurrentUse,
+        ContractError as ContractError,
+        DeltaError as DeltaError,
+        GeometryError as GeometryError,
+        LawBroken as LawBroken,
+        NeverFits as NeverFits,
+        NotCopyable as NotCopyable,
+        OutOfBlocks as OutOfBlocks,
+        UnknownName as UnknownName,
     )
-    from blocktable.geometry import Geometry, plan
-    from blocktable.groups import Group
-    from blocktable.prefix import salt
-    from blocktable.replica import Replica
-    from blocktable.tables import BlockTables
+    from blocktable.geometry import (
+        Geometry as Geometry,
+        plan as plan,
+    )
+    from blocktable.groups import Group as Group
+    from blocktable.prefix import salt as salt
+    from blocktable.replica import Replica as Replica
+    from blocktable.tables import BlockTables as BlockTables
 
 _HOME = {
     "cache": ("KVCache",),
