@@ -53,6 +53,19 @@ def test_answers_come_in_order_and_then_a_summary(folder, tiny, tmp_path, capsys
     assert "3 of 3" in out
 
 
+def test_one_object_or_the_answers_alone(folder, tiny, capsys) -> None:
+    asked = ["run", "--model", str(folder), "--prompt", "w1 w2 w3", "--prompt", "w4", "--max-tokens", "5"]
+    texts = [" ".join(WORDS[token] for token in tiny("llama").answer(prompt, 5)) for prompt in ([1, 2, 3], [4])]
+    assert run([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["text"] for one in found["answers"]] == texts
+    assert [(one["tokens"], one["done"]) for one in found["answers"]] == [(5, True), (5, True)]
+    assert (found["asked"], found["interrupted"]) == (2, False)
+    assert found["stats"]["query_tokens"] == 4
+    assert run([*asked, "--quiet"]) == 0
+    assert capsys.readouterr().out == f"> w1 w2 w3\n{texts[0]}\n\n> w4\n{texts[1]}\n\n"
+
+
 def test_a_prompt_on_stdin(folder, tiny) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "blocktable.cli", "run", "--model", str(folder), "--max-tokens", "4"],

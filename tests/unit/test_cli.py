@@ -56,6 +56,29 @@ def test_every_command_has_help_and_refuses_unknown_options(name: str, capsys: p
     assert "unheard-of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_speaks_json_and_can_be_quiet(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(option in told for option in ("--json", "--quiet", "-q"))
+
+
+def test_a_quiet_check_answers_by_its_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*CHECK, "-q"]) == 1
+    assert cli.run([*CHECK, "-q", "--engine", "vllm==0.32.0"]) == 0
+    assert cli.run(["check", "-q", "--max-model-len", "9416"]) == 3
+    assert capsys.readouterr() == ("", "")
+    assert cli.run([*CHECK, "-q", "--block-size", "0"]) == 2
+    assert "positive" in capsys.readouterr().err
+
+
+def test_quiet_backends_are_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["backends", "-q", "--engine", "vllm==0.32.0", "--block-size", "64"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "FLASHMLA" in names
+    assert "CUTLASS_MLA" not in names
+
+
 def fake(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Put a command in place of `check` that raises."""
 

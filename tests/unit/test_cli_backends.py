@@ -38,7 +38,8 @@ def test_a_block_size_filters(capsys: pytest.CaptureFixture[str]) -> None:
     assert "TRITON_MLA" in names
     assert "FLASHINFER" in names  # split into 16s
     assert "FLASHINFER_MLA" not in names
-    assert "CPU_MLA" not in names
+    assert "CPU_MLA" not in names  # it takes 16 in its place, as SGLang's trtllm_mla takes 64
+    assert "trtllm_mla" not in [one["name"] for one in listed("--json --engine sglang==0.5.23 --block-size 48", capsys)]
     assert "B12X" not in [one["name"] for one in listed("--json --engine vllm==0.32.0 --block-size 192", capsys)]
 
 

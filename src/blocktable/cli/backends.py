@@ -47,17 +47,20 @@ def options(parser: ArgumentParser) -> None:
         help="ask the vLLM, FlashInfer and SGLang installed here, and list everything in which they differ from the catalogue",
     )
     add("--json", dest="as_json", action="store_true", help="print one JSON array, or an object for NAME")
+    add("--quiet", "-q", action="store_true", help="names alone, one a line; with --installed only what differs")
 
 
-def command(*, name: str | None, engine: str | None, block_size: str | None, installed: bool, as_json: bool) -> int:
+def command(
+    *, name: str | None, engine: str | None, block_size: str | None, installed: bool, as_json: bool, quiet: bool
+) -> int:
     """List the backends, or explain the one named, or hold the catalogue against what is installed."""
     if installed:
-        return _installed(as_json=as_json)
-    _list_or_explain(name=name, engine=engine, block_size=block_size, as_json=as_json)
+        return _installed(as_json=as_json, quiet=quiet)
+    _list_or_explain(name=name, engine=engine, block_size=block_size, as_json=as_json, quiet=quiet)
     return 0
 
 
-def _installed(*, as_json: bool) -> int:
+def _installed(*, as_json: bool, quiet: bool) -> int:
     from blocktable.preflight.installed import interrogate  # noqa: PLC0415 - it imports an engine
 
     found = list(interrogate())
@@ -70,6 +73,9 @@ def _installed(*, as_json: bool) -> int:
         print(json.dumps([finding._asdict() for finding in found], ensure_ascii=False))  # noqa: T201 - a command's output
         return 1 if differ else 0
     rows = [Row(finding.subject, finding.differs, "red") for finding in differ]
+    if quiet:
+        print_rows(rows)
+        return 1 if differ else 0
     rows += [Row(one.subject, f"not compared: {one.skipped}", "yellow") for one in found if one.skipped]
     for engine, several in groupby(found, key=lambda finding: finding.engine):
         some = list(several)
@@ -79,10 +85,12 @@ def _installed(*, as_json: bool) -> int:
     return 1 if differ else 0
 
 
-def _list_or_explain(*, name: str | None, engine: str | None, block_size: str | None, as_json: bool) -> None:
+def _list_or_explain(
+    *, name: str | None, engine: str | None, block_size: str | None, as_json: bool, quiet: bool
+) -> None:
     block = None if block_size is None else parse_count(block_size, "--block-size")
     if name is not None:
-        _explain(name, engine, as_json=as_json)
+        _explain(name, engine, as_json=as_json, quiet=quiet)
         return
     releases = [resolve_engine(one) for one in ([engine] if engine else known_engines())]
     found = [
@@ -102,6 +110,9 @@ def _list_or_explain(*, name: str | None, engine: str | None, block_size: str | 
         objects += [{"engine": str(release), "name": name, "evidence": None} for release, name in unread]
         print(json.dumps(objects, ensure_ascii=False))  # noqa: T201 - a command's output
         return
+    if quiet:
+        print("\n".join([contract.name for _, contract in found] + [name for _, name in unread]))  # noqa: T201
+        return
     lines: list[tuple[str, ...]] = [
         ("BACKEND", "ENGINE", "KERNEL BLOCKS", "WIDTH", "HARDWARE", "CONTEXT PARALLEL", "KNOWN")
     ]
@@ -112,7 +123,7 @@ def _list_or_explain(*, name: str | None, engine: str | None, block_size: str | 
 
 def _takes(release: Release, contract: Contract, block: int) -> bool:
     answer = judge(Launch(release, contract.name, block_size=block))
-    return answer.verdict != "refused"
+    return answer.verdict != "refused" and answer.block_size == block  # an engine that takes another in its place does not
 
 
 def _line(release: Release, contract: Contract) -> tuple[str, ...]:
@@ -142,11 +153,14 @@ def _context_parallel(contract: Contract) -> str:
     return f"yes{most}" if contract.context_parallel else "no"
 
 
-def _explain(name: str, engine: str | None, *, as_json: bool) -> None:
+def _explain(name: str, engine: str | None, *, as_json: bool, quiet: bool) -> None:
     release, _ = find_release(engine, name)
     contract = get_contract(name, engine=release.engine, version=release.version or None)
     example = _example(release, contract)
     history = list(_history(release, contract.name))
+    if quiet and not as_json:
+        print(contract.name)  # noqa: T201 - a command's output
+        return
     if as_json:
         told = {"example": example and {"verdict": example.verdict, "reason": example.reason, "error": example.error}}
         print(json.dumps(_as_object(release, contract) | told | {"history": history}, ensure_ascii=False))  # noqa: T201

@@ -91,6 +91,7 @@ def options(parser: ArgumentParser) -> None:
     add("--num-gpu-blocks-override", metavar="BLOCKS", help="the blocks of the pool, in place of what the memory gives")
     add("--kv-cache-dtype", metavar="DTYPE", help="such as fp8; the model's own without it")
     add("--json", dest="as_json", action="store_true", help="print one JSON object")
+    add("--quiet", "-q", action="store_true", help="print nothing: the exit status is the answer")
     add(
         "launch",
         nargs=REMAINDER,
@@ -115,6 +116,7 @@ def command(
     num_gpu_blocks_override: str | None,
     kv_cache_dtype: str | None,
     as_json: bool,
+    quiet: bool,
     launch: Sequence[str],
 ) -> int:
     """Judge every backend named, show the answers, and return the exit code of the one that decides."""
@@ -182,7 +184,7 @@ def command(
         answers.append(_without_backend(answer, line) if answer.backend is None else answer)
     if as_json:
         print(_as_json(answers))  # noqa: T201 - a command's output
-    else:
+    elif not quiet:
         print_rows([row for answer in answers for row in _rows(answer)])
     return _EXIT[worst(answers).verdict]
 

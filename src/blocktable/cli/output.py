@@ -29,7 +29,7 @@ def print_rows(rows: Sequence[Row]) -> None:
              ways out: none
     """
     if not sys.stdout.isatty():
-        width = max(len(row.label) for row in rows)
+        width = max((len(row.label) for row in rows), default=0)
         for row in rows:
             print(f"{row.label:<{width}}  {row.text}")  # noqa: T201 - a command's output
         return

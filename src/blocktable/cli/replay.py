@@ -16,9 +16,10 @@ def options(parser: ArgumentParser) -> None:
         "--until-finding", action="store_true", help="check the laws at each call, stop at the first broken one"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing: the exit status is the answer")
 
 
-def command(file: str, *, to: int | None, until_finding: bool, json: bool) -> int:
+def command(file: str, *, to: int | None, until_finding: bool, json: bool, quiet: bool) -> int:
     """Replay; exit 1 where a law is broken or something else is returned than was recorded."""
     from blocktable.errors import ArgumentError  # noqa: PLC0415 - as late as the rest
     from blocktable.recording import replay  # noqa: PLC0415 - loads the compiled loops
@@ -29,6 +30,7 @@ def command(file: str, *, to: int | None, until_finding: bool, json: bool) -> in
     bad = bool(replayed.finding or replayed.differs)
     if json:
         print(_as_json(replayed))  # noqa: T201 - a command's output
+    if json or quiet:
         return int(bad)
     if replayed.finding:
         print(f"finding  {replayed.finding}")  # noqa: T201

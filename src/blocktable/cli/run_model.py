@@ -63,6 +63,8 @@ def command(
     check: Annotated[
         bool, typer.Option("--check", help="Verify the laws, and every worker's tables, at every step.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The answers alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when all is answered.")] = False,
 ) -> None:
     """Answer prompts with a language model whose attention reads through checked block tables.
 
@@ -96,7 +98,7 @@ def command(
         for note in engine.notes:
             typer.echo(f"note: {note}", err=True)
         options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        raise typer.Exit(Run(engine, asked, options).answer())
+        raise typer.Exit(Run(engine, asked, options, quiet=quiet, as_json=as_json).answer())
 
 
 def _plan(max_model_len: int, block_size: int, backend: str | None, engine_width: str | None) -> None:
@@ -185,8 +187,11 @@ def _line(path: str, number: int, line: str) -> dict[str, Any]:
 class Run:
     """One run: it feeds the engine, prints what comes back, and sums up."""
 
-    def __init__(self, engine: "Engine", asked: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: "Engine", asked: list[dict[str, Any]], options: dict[str, Any], *, quiet: bool, as_json: bool
+    ) -> None:
         self.engine, self.asked, self.options = engine, asked, options
+        self.quiet, self.as_json = quiet, as_json
         self.tokens: list[list[int]] = []
         self.done: list[bool] = []
         self.titles: list[str] = []
@@ -202,7 +207,8 @@ class Run:
             for event in self.engine.stream(requests):
                 self.tokens[event.request].append(event.token)
                 self.done[event.request] = bool(event.finish)
-                self._show()
+                if not self.as_json:
+                    self._show()
         except KeyboardInterrupt:
             code = INTERRUPTED
         except BlockTableError as error:
@@ -251,6 +257,13 @@ class Run:
         hit, query = stats["hit_tokens"], stats["query_tokens"]
         usable = engine.cache.num_blocks - 1
         answered = f"{sum(self.done)} of {len(self.asked)}"
+        if self.as_json:
+            typer.echo(json.dumps(self._counted(seconds, interrupted=interrupted), ensure_ascii=False))
+            return
+        if self.tokens and not (self.current == len(self.tokens) or not self.shown):
+            typer.echo("")
+        if self.quiet:
+            return
         rows = [
             Row("answered", answered + (", interrupted" if interrupted else "")),
             Row("tokens", f"{count} generated in {seconds:.1f} s, {count / max(seconds, 1e-9):.1f} tokens per second"),
@@ -264,9 +277,29 @@ class Run:
             rows.append(Row("drafts", f"{scheduler.accepted} of {scheduler.guessed} tokens guessed right"))
         if engine.check:
             rows.append(Row("laws", f"verified at {scheduler.steps} steps, with the tables of every worker"))
-        if self.tokens and not (self.current == len(self.tokens) or not self.shown):
-            typer.echo("")
         print_rows(rows)
+
+    def _counted(self, seconds: float, *, interrupted: bool) -> dict[str, Any]:
+        """Return every answer and every count; an answer that is not ``done`` was interrupted."""
+        engine = self.engine
+        scheduler, decode = engine.scheduler, engine.tokenizer.decode
+        return {
+            "answers": [
+                {"prompt": title, "text": decode(tokens, skip_special_tokens=True), "tokens": len(tokens), "done": done}
+                for title, tokens, done in zip(self.titles, self.tokens, self.done, strict=True)
+            ],
+            "asked": len(self.asked),
+            "interrupted": interrupted,
+            "seconds": seconds,
+            "steps": scheduler.steps,
+            "preemptions": scheduler.preemptions,
+            "peak_blocks": scheduler.peak_blocks,
+            "num_blocks": engine.cache.num_blocks,
+            "guessed": scheduler.guessed,
+            "accepted": scheduler.accepted,
+            "kernel": engine.describe_kernel(),
+            "stats": engine.cache.stats(),
+        }
 
 
 def _title(one: dict[str, Any]) -> str:

@@ -33,9 +33,12 @@ def options(parser: ArgumentParser) -> None:
     add("--row", type=int, metavar="ROW", help="only this row")
     add("--html", metavar="OUT", help="write a page to this file instead")
     add("--json", dest="as_json", action="store_true", help="print one JSON object")
+    add("--quiet", "-q", action="store_true", help="the picture alone, without the line above it")
 
 
-def command(*, file: str, to: int | None, number: int, row: int | None, html: str | None, as_json: bool) -> int:
+def command(
+    *, file: str, to: int | None, number: int, row: int | None, html: str | None, as_json: bool, quiet: bool
+) -> int:
     """Replay the recording so far, and draw it."""
     from blocktable import view  # noqa: PLC0415 - loads the compiled loops
     from blocktable.recording import replay  # noqa: PLC0415
@@ -59,7 +62,8 @@ def command(*, file: str, to: int | None, number: int, row: int | None, html: st
     elif row is not None:
         print("\n\n".join(draw_row(picture, picture.row(row, g)) for g in range(len(picture.groups))))  # noqa: T201
     else:
-        print(f"after step {replayed.steps}; a recording renames tokens: the same prefixes stay equal")  # noqa: T201
+        if not quiet:
+            print(f"after step {replayed.steps}; a recording renames tokens: the same prefixes stay equal")  # noqa: T201
         print(view.text(found))  # noqa: T201
     return 0
 
