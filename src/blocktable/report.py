@@ -7,10 +7,9 @@ figure leaves out it says: a point stands for so many steps, the line is their m
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-import blocktable
+from blocktable._page import write_page
 from blocktable.results import COMPARED, differing, label, shown
 from blocktable.study import Record
 
@@ -47,19 +46,14 @@ def page(records: Sequence[Record], source: str) -> str:
     ran = [record for record in records if record.get("curves")]
     figures = [*_trade_offs(ran, names), *_over_time(ran, names)] if ran else []
     title = f"{len(records)} cells over {source}" if len(records) > 1 else f"One pool under {source}"
-    template = files("blocktable").joinpath("report.html").read_text(encoding="utf-8")
     parts = {
-        "title": escape(title),
         "about": escape(_about(records, ran)),
         "comparison": _comparison(records, names),
         "figures": "\n".join(_section(i, figure) for i, figure in enumerate(figures)),
         "data": _script([{"traces": f.traces, "axes": f.axes, "kind": f.kind} for f in figures]),
-        "version": escape(blocktable.__version__),
         "plotly": get_plotlyjs(),
     }
-    for name, part in parts.items():
-        template = template.replace(f"<!--{name}-->", part)  # the last one, plotly's, is not searched any more
-    return template
+    return write_page("blocktable", "report.html", parts, title=title, scripts=True)
 
 
 def _about(records: Sequence[Record], ran: Sequence[Record]) -> str:

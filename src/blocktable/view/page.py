@@ -1,9 +1,8 @@
 """Pictures as one HTML file without scripts: the pool as a grid, rows as strips, prefixes as a tree to fold."""
 
 from html import escape
-from importlib.resources import files
 
-import blocktable
+from blocktable._page import write_page
 from blocktable.cache import KVCache
 from blocktable.tables import BlockTables
 from blocktable.view.picture import Node, Picture, RowPicture
@@ -27,17 +26,12 @@ def html(cache: KVCache | BlockTables, title: str = "KV cache") -> str:
     rows = [picture.row(row, g) for row in picture.used[:MOST_ROWS] for g in range(len(picture.groups))]
     left_out = len(picture.used) - MOST_ROWS
     parts = {
-        "title": escape(title),
         "counts": f"{picture.num_blocks - 1} blocks: " + ", ".join(f"{n} {name}" for name, n in picture.counts.items()),
         "pool": _pool(picture),
         "rows": "".join(_row(picture, row) for row in rows) + (f"<p>{left_out} rows more</p>" if left_out > 0 else ""),
         "prefixes": _tree(picture),
-        "version": escape(blocktable.__version__),
     }
-    page = files("blocktable.view").joinpath("page.html").read_text(encoding="utf-8")
-    for name, part in parts.items():
-        page = page.replace(f"<!--{name}-->", part)
-    return page
+    return write_page("blocktable.view", "page.html", parts, title=title)
 
 
 def _pool(picture: Picture) -> str:
