@@ -15,7 +15,8 @@ Every verb looks at all its arguments before it writes the first entry: it retur
 with the values in the fault row, and then nothing has changed (L2).
 
 The loops are spelled out in single indices, and nothing is allocated inside: Numba compiles that several times faster
-than slices and tuples of indices, and every process without a warm cache waits for it.
+than slices and tuples of indices, and every process without a warm cache waits for it. Conditional expressions, and more
+than three assignments at once, take it longest.
 """
 
 from typing import Any
@@ -133,11 +134,12 @@ def write(
     phase: int,
 ) -> int:
     """Append ids[indptr[i] : indptr[i + 1]] to row rows[i] of a group, or with ``replace`` make them the row."""
-    n, width, kind, limit = rows.size, info[group, WIDTH], info[group, KIND], info[group, IDS]
-    base = group * info[info.shape[0] - 1, ROWS]
+    n, width = rows.size, info[group, WIDTH]
+    kind, base = info[group, KIND], group * info[info.shape[0] - 1, ROWS]
     if phase & CHECK:
+        limit = info[group, IDS]
         code = check_rows(info, state, rows, n)
-        if code != OK:
+        if code:
             return code
         if indptr.size != n + 1:
             return refuse(info, BAD_INDPTR, group, 0, -1, indptr.size, n + 1, 0)
@@ -158,7 +160,7 @@ def write(
             for j in range(begin, end):
                 block = i64(ids[j])
                 if block <= 0 or block >= limit:
-                    if block != 0:
+                    if block:
                         return refuse(info, BAD_ID, group, i, rows[i], block, limit, column)
                     # L3: null anywhere in a state group, at the head of a windowed one, nowhere else
                     if kind != STATE and (kind == FULL or kind == RING or column != gone):
@@ -206,7 +208,7 @@ def shorten(
     base = group * info[info.shape[0] - 1, ROWS]
     if phase & CHECK:
         code = check_rows(info, state, rows, rows.size)
-        if code != OK:
+        if code:
             return code
         for i in range(rows.size):
             live = i64(state[(base + rows[i]) * STATE_FIELDS + COUNT])
@@ -244,14 +246,6 @@ def piece_end(entries: I32, begin: int, end: int) -> int:
     return end if last > begin else -end
 
 
-@helper(i64(i32[::1], i32[::1], i64, i64))
-def differs(entries: I32, sent: I32, at: int, seen: int) -> Any:
-    """Say whether an entry is not what was sent: null from ``seen`` on, where `sent` need not be fetched from memory."""
-    if at < seen:
-        return entries[at] != sent[at]
-    return entries[at] != 0
-
-
 @compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1]))
 def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32) -> Any:
     """Write out what changed since the last commit as n spans and m values, call it sent, and return n << 32 | m.
@@ -277,7 +271,12 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
             # Where the count alone changed: one piece without entries, at the end.
             while at < high or (n == before and start + live != seen):
                 piece = at
-                while at < high and differs(entries, sent, at, seen):
+                while at < high:
+                    was = i64(0)
+                    if at < seen:  # null from there on, and not fetched from memory
+                        was = i64(sent[at])
+                    if entries[at] == was:
+                        break
                     sent[at] = entries[at]
                     at += 1
                 if piece == at < high:
@@ -318,18 +317,22 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
     groups = info.shape[0] - 1
     total, n, length = info[groups, ROWS], rows.size, out.size // groups
     tokens = starts[n]
-    if starts[0] != 0 or tokens > positions.size or tokens > length:
+    if starts[0] or tokens > positions.size or tokens > length:
         return refuse(info, BAD_QUERY, 0, n, -1, tokens, length, starts[0])
     for i in range(n):
-        if rows[i] < -1 or rows[i] >= total:
-            return refuse(info, BAD_ROW, 0, i, rows[i], rows[i], total, 0)
+        row = rows[i]
+        if row < -1 or row >= total:
+            return refuse(info, BAD_ROW, 0, i, row, row, total, 0)
         if starts[i + 1] < starts[i]:
-            return refuse(info, BAD_QUERY, 0, i, rows[i], starts[i + 1], starts[i], 0)
+            return refuse(info, BAD_QUERY, 0, i, row, starts[i + 1], starts[i], 0)
     one = u64(1)  # unsigned indices need no test for counting from the end, and divide faster
     for group in range(groups):
-        kind, block, ranks, line = info[group, KIND], info[group, BLOCK], u64(info[group, CP]), u64(group * length)
-        chunk = u64(info[group, INTERLEAVE] if ranks > one else block)
-        share, mine = u64(block) // chunk, u64(rank if ranks > one else 0)
+        kind, block = info[group, KIND], info[group, BLOCK]
+        ranks, line = u64(info[group, CP]), u64(group * length)
+        chunk, share, mine = u64(block), one, u64(0)
+        if ranks > one:
+            chunk, mine = u64(info[group, INTERLEAVE]), u64(rank)
+            share = u64(block) // chunk
         for i in range(n):
             row, t, stop = rows[i], u64(starts[i]), u64(starts[i + 1])
             live, start = u64(0), u64(0)
@@ -343,11 +346,12 @@ def slots(info: I64, state: I32, entries: I32, rows: I64, starts: I64, positions
                 if ranks > one:
                     own = piece // ranks
                     column = own // share
-                at = u64(0) if kind == RING else column
-                block_id = i64(0)
+                at, block_id = column, i64(0)
+                if kind == RING:
+                    at = u64(0)
                 if position >= 0 and at < live and piece - own * ranks == mine:
                     block_id = i64(entries[start + at])
-                if block_id == 0:
+                if not block_id:
                     out[line + t] = -1
                     t += one
                     continue
