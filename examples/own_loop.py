@@ -15,7 +15,10 @@ memory = np.zeros(32 * 4, np.int64)  # one number per slot stands for keys and v
 
 def forward(rows: list[int], tokens: np.ndarray, slots: np.ndarray) -> list[int]:
     """Write the step's tokens, read every row through its table, and return the next token of each."""
-    device.apply(cache.commit())
+    delta = cache.commit()
+    device.apply(delta)
+    for _, source, target in delta.copies:  # blocks that a fork shares and one row goes on to write
+        memory[target * 4 :][:4] = memory[source * 4 :][:4]
     memory[slots[0]] = tokens
     lengths = cache.lengths[rows]
     tables = device.gather(rows, len(rows), lengths).tables[0].numpy()

@@ -18,13 +18,14 @@ from blocktable.engine.executors import Executor, Here, Processes, Result, Spec,
 from blocktable.engine.models import Model, load_tokenizer, read_shape
 from blocktable.engine.requests import Completion, Event, Request
 from blocktable.engine.scheduler import Scheduler
-from blocktable.errors import ArgumentError, LawBroken
+from blocktable.errors import ArgumentError, BlockTableError, LawBroken
 from blocktable.geometry import Geometry, plan
 from blocktable.groups import Group
 
 __all__ = ["Engine"]
 
 POOL_TOKENS = 16384  # of the default pool, unless one row takes more
+DEATHS = 2  # of workers in a row that are taken for accidents
 
 
 class Engine:
@@ -33,7 +34,8 @@ class Engine:
     Parameters
     ----------
     model
-        A local folder, or a model that is already loaded (then ``workers`` must be 0).
+        A local folder, or a model that is already loaded (then ``workers`` must be 0). Its attention reads block tables
+        from then on: load it again to use it by itself.
     backend
         The table contract that is enforced at every attention call, as `get_contract` takes it; None: any table.
     engine_width
@@ -51,10 +53,12 @@ class Engine:
         Verify every law and that the workers' tables equal the host's, at every step; fill what nobody owns with NaN.
     workers, restart
         Processes that run the model, each the whole of it, as tensor-parallel ranks would its shares: the same delta
-        and token ids go to each. 0: none, a thread of this process. ``restart``: one that dies is started again.
+        and token ids go to each. 0: none, a thread of this process. ``restart``: one that dies is started again, unless
+        it keeps dying before any request has gained a token.
 
     Raises ArgumentError for a model that cannot be loaded or served, GeometryError or ContractError for a table that the
-    backend's kernel refuses, NeverFits for a pool that cannot hold one row.
+    backend's kernel refuses, NeverFits for a pool that cannot hold one row. One thread owns the object; several streams
+    of it may be read by turns.
     """
 
     def __init__(
@@ -83,21 +87,29 @@ class Engine:
                 "workers load the model themselves, and this one is loaded already",
                 remedy="pass its folder, or workers=0",
             )
+        if workers < 0:
+            raise ArgumentError(f"workers is {workers}", values={"workers": workers}, remedy="pass 0 or more")
         here = None if workers else Model.load(self.folder, dtype) if self.folder else Model(model)
         self.shape = here.shape if here else read_shape(Path(model))
         limit = max_model_len or self.shape.max_positions
+        self._refuse_long_rope(limit)
         self.geometry = plan_table(limit, block_size, backend, engine_width)
         groups = [Group(self.geometry, kind=one.kind, window=one.window) for one in self.shape.groups]
         if num_blocks is None:
             num_blocks = 1 + len(groups) * max(self.geometry.min_blocks + 1, -(-POOL_TOKENS // block_size))
         self.cache = KVCache(groups, num_blocks=num_blocks, max_rows=max_rows, prefix_cache=prefix_cache)
-        self.scheduler = Scheduler(self.cache, token_budget=token_budget, draft=draft, poison=poison)
+        self.scheduler = Scheduler(
+            self.cache, token_budget=token_budget, draft=draft, poison=poison, vocabulary=self.shape.vocabulary
+        )
         self.check, self.restart, self.depth = check, restart, 1 + ahead
         geometries = [self.geometry] * len(groups)
         spec = Spec(geometries, num_blocks, self.cache.snapshot())
         self.executor: Executor = Here(here, spec) if here else Processes(Path(model), dtype, spec, workers)
         self.scheduler.longest = min(limit, self.shape.max_positions)
         self._sums: deque[int] = deque()
+        self._inboxes: dict[int, deque[Event]] = {}  # by request number: where its stream reads
+        self._deaths = 0  # of workers, since a request gained a token
+        self._broken: BaseException | None = None
         self._tokenizer: Any = None
 
     @property
@@ -142,7 +154,7 @@ class Engine:
                 samples.append(Completion([], ""))
             samples[event.sample].tokens.append(event.token)
             samples[event.sample].finish = event.finish
-        answers = [found[number] for number in sorted(found)]
+        answers = [found[place] for place in range(len(requests))]
         if self.folder is not None and (self.folder / "tokenizer_config.json").is_file():
             for completion in (one for answer in answers for one in answer):
                 completion.text = self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
@@ -175,15 +187,71 @@ class Engine:
         return frozenset([] if end is None else [end] if isinstance(end, int) else end)
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Serve requests and yield every token as it becomes known; requests are numbered in order, from 0 on."""
+        """Serve requests and yield every token as it becomes known; requests are numbered in order, from 0 on.
+
+        All are refused, or none. A stream that is left early gives up what it had not finished.
+        """
+        requests = list(requests)
+        self._refuse_broken()
+        for request in requests:
+            self.scheduler.refuse(request)
         numbers = {self.scheduler.add(request): place for place, request in enumerate(requests)}
-        while True:
-            submitted = self.scheduler.in_flight < self.depth and self._submit()
-            if not self.scheduler.in_flight:
-                return
-            if not submitted or self.scheduler.in_flight == self.depth:
-                for event in self._finish():
-                    yield event._replace(request=numbers[event.request])
+        inbox: deque[Event] = deque()
+        self._inboxes |= dict.fromkeys(numbers, inbox)
+        left = sum(request.samples for request in requests)
+        try:
+            while left:
+                while not inbox:
+                    self._refuse_broken()
+                    self._advance()
+                event = inbox.popleft()
+                left -= bool(event.finish)
+                yield event._replace(request=numbers[event.request])
+        finally:
+            for number in numbers:
+                del self._inboxes[number]
+            if self._broken is None:
+                for number in numbers if left else ():
+                    self.scheduler.abort(number)
+                while self.scheduler.in_flight and not self._inboxes:
+                    self._advance()
+
+    def _advance(self) -> None:
+        """Do one thing of the run; what raises leaves a step half done, here or in a worker, and ends the engine."""
+        try:
+            self._send_or_take()
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _send_or_take(self) -> None:
+        """Send out the next step or take the tokens of the oldest one, and put each where its stream reads."""
+        submitted = self.scheduler.in_flight < self.depth and self._submit()
+        if not self.scheduler.in_flight:
+            raise LawBroken("requests wait and no step can be made: somebody else holds blocks", law="L9")
+        if not submitted or self.scheduler.in_flight == self.depth:
+            for event in self._finish():
+                if event.request in self._inboxes:
+                    self._inboxes[event.request].append(event)
+
+    def _refuse_broken(self) -> None:
+        if self._broken is not None:
+            reason = str(self._broken) or type(self._broken).__name__
+            raise BlockTableError(
+                f"this engine has stopped: {reason}",
+                values={"raised": type(self._broken).__name__},
+                remedy="make a new one",
+            )
+
+    def _refuse_long_rope(self, limit: int) -> None:
+        """Refuse lengths at which transformers turns the rotary embedding of a whole pass: a batch holds both kinds."""
+        most = self.shape.long_rope
+        if 0 < most < limit:
+            raise ArgumentError(
+                f"the model's rotary embedding changes past {most} tokens for all rows of a pass, and rows may take {limit}",
+                values={"max_model_len": limit, "original_max_position_embeddings": most},
+                remedy=f"pass a max_model_len of at most {most}",
+            )
 
     def _submit(self) -> bool:
         """Schedule a step and send it out; say whether there was one."""
@@ -201,7 +269,8 @@ class Engine:
         try:
             result = self.executor.result()
         except WorkerDied:
-            if not self.restart:
+            self._deaths += 1
+            if not self.restart or self._deaths > DEATHS:
                 raise
             self.scheduler.start_over()
             self._sums.clear()
@@ -209,7 +278,9 @@ class Engine:
             return []
         if self.check:
             self._compare(result)
-        return self.scheduler.complete(result.tokens)
+        events = self.scheduler.complete(result.tokens)
+        self._deaths = 0 if events else self._deaths
+        return events
 
     def _compare(self, result: Result) -> None:
         """Hold the workers' tables to the host's, bit for bit."""
@@ -222,6 +293,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the workers."""
+        self._broken = self._broken or BlockTableError("it was closed")
         self.executor.close()
 
     def __enter__(self) -> Self:

@@ -34,6 +34,8 @@ class LayerGroup(NamedTuple):
 class Shape:
     """What a model's configuration says of its cache; raises ArgumentError for a model that is not served.
 
+    ``long_rope`` is the length past which transformers turns the rotary embedding of a whole forward pass into another,
+    for models that have two; 0 for the rest.
     ``groups`` are the kinds of layers, ``seats[layer]`` a layer's group and its place among the layers of that group.
     A token takes ``planes`` of ``heads`` times ``head_dim`` numbers per layer: keys and values, or one latent with its rope.
     """
@@ -54,6 +56,8 @@ class Shape:
             self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.groups, self.seats = _groups(text)
         self.max_positions = int(text.max_position_embeddings)
+        self.vocabulary = int(text.vocab_size)
+        self.long_rope = _long_rope(text)
         self.end = text.eos_token_id
 
 
@@ -153,10 +157,15 @@ def paged_forward(
     attention_mask: Any,  # noqa: ARG001 - ours follows from the rows
     scaling: float,
     *,
-    paged: Any,
+    paged: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Do one layer's attention, as transformers calls it: query [1, heads, T, head_dim]; returns [1, T, heads, head_dim]."""
+    if paged is None:
+        raise ArgumentError(
+            "this model's attention reads block tables since an engine was made of it",
+            remedy='call model.set_attn_implementation("sdpa") to use it by itself again, or load it once more',
+        )
     unusual = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
     if unusual:
         raise _unserved(module.config, f"its attention uses {' and '.join(unusual)}")
@@ -193,6 +202,16 @@ def _groups(config: Any) -> tuple[list[LayerGroup], list[tuple[int, int]]]:
         seats.append((groups.index(group), taken.get(group, 0)))
         taken[group] = taken.get(group, 0) + 1
     return groups, seats
+
+
+def _long_rope(config: Any) -> int:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+    if not any(one.get("rope_type", one.get("type")) == "longrope" for one in kinds):
+        return 0
+    lengths = [one.get("original_max_position_embeddings") for one in kinds]
+    lengths.append(getattr(config, "original_max_position_embeddings", None))
+    return min((int(length) for length in lengths if length), default=int(config.max_position_embeddings))
 
 
 def _unserved(config: Any, why: str) -> ArgumentError:

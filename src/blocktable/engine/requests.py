@@ -1,7 +1,10 @@
 """What is asked of the engine, and what comes of it."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
+
+from blocktable.errors import ArgumentError
 
 __all__ = ["Completion", "Event", "Request", "Sequence"]
 
@@ -11,7 +14,8 @@ class Request:
     """A prompt of token ids, and how to go on from it.
 
     ``temperature`` 0 is greedy; above it, sample i of ``samples`` draws with seed ``seed`` + i, whatever else the engine
-    runs at the time. A continuation ends with a token of ``stop``, which it keeps, or after ``max_tokens``.
+    runs at the time. A continuation ends with a token of ``stop``, which it keeps, or after ``max_tokens``. Raises
+    ArgumentError for what nothing can be drawn by.
     """
 
     prompt: tuple[int, ...]
@@ -21,6 +25,24 @@ class Request:
     samples: int = 1
     stop: frozenset[int] = frozenset()
     salt: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Check what does not depend on the engine."""
+        if not self.prompt:
+            raise ArgumentError("the prompt has no tokens", values={"prompt": 0}, remedy="pass at least one token")
+        for name, least in (("max_tokens", 1), ("samples", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ArgumentError(
+                    f"{name} is {getattr(self, name)}",
+                    values={name: getattr(self, name)},
+                    remedy=f"pass {least} or more",
+                )
+        if not (isfinite(self.temperature) and self.temperature >= 0):
+            raise ArgumentError(
+                f"temperature is {self.temperature}",
+                values={"temperature": self.temperature},
+                remedy="pass 0 for the likeliest token, or a finite number above it",
+            )
 
 
 class Event(NamedTuple):

@@ -38,11 +38,25 @@ class Entry(NamedTuple):
 class Scheduler:
     """Continuous batching over a ``KVCache``: first come, first served, in steps of at most ``token_budget`` tokens.
 
-    ``draft`` is the most tokens guessed per sequence and step. ``poison``: steps name the blocks that nobody owns. One
-    thread owns the object.
+    ``draft`` is the most tokens guessed per sequence and step. ``poison``: steps name the blocks that nobody owns.
+    ``vocabulary``: token ids lie below it. One thread owns the object.
     """
 
-    def __init__(self, cache: KVCache, *, token_budget: int, draft: int = 0, poison: bool = False) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        token_budget: int,
+        draft: int = 0,
+        poison: bool = False,
+        vocabulary: int = 1 << 31,
+    ) -> None:
+        for name, value, least in (("token_budget", token_budget, 1), ("draft", draft, 0)):
+            if value < least:
+                raise ArgumentError(
+                    f"{name} is {value}", values={name: value}, remedy=f"pass {least} or more tokens per step"
+                )
+        self.vocabulary = vocabulary
         self.cache, self.token_budget, self.draft, self.poison = cache, token_budget, draft, poison
         self.longest = cache.groups[0].geometry.max_model_len
         self.waiting: deque[Sequence] = deque()
@@ -58,10 +72,15 @@ class Scheduler:
         return len(self._flying)
 
     def refuse(self, request: Request) -> None:
-        """Raise ArgumentError for a prompt that no row can hold with a token to come."""
+        """Raise ArgumentError for a prompt that no row can hold with a token to come, or whose tokens are none."""
         size = len(request.prompt)
-        if not size:
-            raise ArgumentError("the prompt has no tokens", values={"prompt": 0}, remedy="pass at least one token")
+        for place, token in enumerate(request.prompt):
+            if not 0 <= token < self.vocabulary:
+                raise ArgumentError(
+                    f"token {place} of the prompt is {token}, and the model has {self.vocabulary} tokens",
+                    values={"place": place, "token": token, "vocabulary": self.vocabulary},
+                    remedy="encode the prompt with the tokenizer of this model",
+                )
         if size >= self.longest:
             raise ArgumentError(
                 f"the prompt has {size} tokens, and a row holds {self.longest} with the answer",
@@ -79,6 +98,12 @@ class Scheduler:
         self._requests += 1
         self.waiting.append(Sequence(request, number, tokens=list(request.prompt), forks=request.samples > 1))
         return number
+
+    def abort(self, number: int) -> None:
+        """Drop what is left of a request; steps in flight run to their end, and what they may read is fenced until then."""
+        for sequence in [one for one in (*self.running, *self.waiting) if one.number == number]:
+            sequence.finish = "abort"
+            self._retire(sequence)
 
     # The next step
 
