@@ -12,7 +12,7 @@ from blocktable.delta import Delta, damaged
 from blocktable.errors import ArgumentError, DeltaError
 from blocktable.groups import as_groups
 from blocktable.snapshot import pack, unpack
-from blocktable.state import Shape, TableState, busy
+from blocktable.state import Shape, TableState
 
 
 class Replica(TableState):
@@ -48,8 +48,9 @@ class Replica(TableState):
         Raises DeltaError, changing nothing, for a repeat, a gap, tables of another shape, a span outside its row, an id
         outside the pool or behind the live count, spans of one row that are apart or disagree on it (L2, L3, L4, L11).
         """
-        self._follow(delta)
-        self._take(delta, apply, delta.spans, delta.values)
+        with self._sole("apply"):
+            self._follow(delta)
+            self._take(delta, apply, delta.spans, delta.values)
 
     def __repr__(self) -> str:
         """Say which commit it stands at, and its tables."""
@@ -70,16 +71,11 @@ class Replica(TableState):
             raise _refused(f"delta {delta.seq} {what}: this replica is at {self._seq}", delta, self._seq)
 
     def _take(self, delta: Delta, loop: Callable[..., int], *arguments: Any) -> None:
-        """Run a loop over a delta's arrays, alone; then this replica is at its seq."""
-        if not self._busy.acquire(blocking=False):
-            raise busy("apply")
-        try:
-            code = loop(self._info, self._state, self._entries, *arguments)
-            if code != k.OK:
-                raise _unlawful(code, delta, self._info[-1])
-            self._seq, self._origin = delta.seq, delta.origin
-        finally:
-            self._busy.release()
+        """Run a loop over a delta's arrays; then this replica is at its seq."""
+        code = loop(self._info, self._state, self._entries, *arguments)
+        if code != k.OK:
+            raise _unlawful(code, delta, self._info[-1])
+        self._seq, self._origin = delta.seq, delta.origin
 
     def snapshot(self) -> bytes:
         """Return the state and its seq, for another replica to start from."""

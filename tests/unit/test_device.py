@@ -387,45 +387,58 @@ def test_bytes_are_in_proportion_to_the_change(kernels: str) -> None:
 
 
 class Event:
-    """A device's event that happens when the test says so."""
+    """A device's event: the device gets there when the host waits for it."""
 
-    done = True
+    def __init__(self, waits: list[int], buffer: int) -> None:
+        self.waits, self.buffer = waits, buffer
 
     def record(self) -> None:
-        self.done = False
+        pass
 
-    def query(self) -> bool:
-        return self.done
+    def synchronize(self) -> None:
+        self.waits.append(self.buffer)
 
 
-def test_a_buffer_that_the_device_still_reads_is_never_filled() -> None:
-    tables, device = filled(kernels="fallback")
-    events: list[Event] = []
-
-    def make() -> Event:
-        events.append(Event())
-        return events[-1]
-
-    device._delta_staging._new_event = make
-    for block in (11, 12):  # two steps are in flight
-        tables.append([0], [0, 1], [block])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_host_that_is_ahead_waits_for_the_oldest_buffer_and_loses_nothing(depth: int) -> None:
+    tables, device = pair(rows=12, kernels="fallback", depth=depth)
+    waits: list[int] = []
+    made = iter(range(depth))
+    device._delta_staging._new_event = lambda: Event(waits, next(made))
+    for step in range(12):
+        tables.append([step], [0, 1], [step + 1])
         device.apply(tables.commit())
-    tables.append([0], [0, 1], [13])
-    third, before = tables.commit(), device.snapshot()
-    with pytest.raises(ConcurrentUse) as caught:
-        device.apply(third)
-    assert caught.value.remedy
-    assert (device.snapshot(), device.seq) == (before, 3)
-    events[1].done = True  # the younger of the two does not help
-    with pytest.raises(ConcurrentUse):
-        device.apply(third)
-    events[0].done = True
-    device.apply(third)
+        assert device.snapshot() == tables.snapshot()
+    assert waits == [step % depth for step in range(12 - depth)]
+
+
+def test_a_call_that_finds_another_waiting_for_the_device_is_refused_and_changes_nothing() -> None:
+    tables, device = filled(kernels="fallback", depth=1)
+    tables.append([0], [0, 1], [11])
+    first = tables.commit()
+    inside: list[Any] = []
+
+    class Busy(Event):
+        def synchronize(self) -> None:  # another thread comes while this one waits
+            with pytest.raises(ConcurrentUse) as caught:
+                device.apply(first)
+            inside.append(caught.value)
+
+    device._delta_staging._read[0] = Busy([], 0)
+    device.apply(first)
+    assert inside
+    assert inside[0].remedy
     assert device.snapshot() == tables.snapshot()
 
 
+@pytest.mark.parametrize("depth", [0, -1, True, 1.5])
+def test_a_depth_that_is_none_is_refused(depth: Any) -> None:
+    with pytest.raises(ArgumentError, match="depth"):
+        pair(depth=depth)
+
+
 def test_staging_takes_turns_and_grows() -> None:
-    staging = Staging(torch.device("cpu"), torch.int32)
+    staging = Staging(torch.device("cpu"), torch.int32, 2)
     first = staging.fill(3)
     first[:] = (1, 2, 3)
     sent = staging.send(3)

@@ -82,9 +82,9 @@ def on_host(value: Any, name: str, device: torch.device) -> Any:
 class Sender:
     """Brings a call's arguments to the device: what lies on the host in one copy, what is there already as it is."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, depth: int) -> None:
         self._device = device
-        self._staging = Staging(device, torch.int64)
+        self._staging = Staging(device, torch.int64, depth)
 
     @property
     def bytes_sent(self) -> int:
@@ -94,7 +94,7 @@ class Sender:
     def send(self, given: tuple[Any, ...], host: tuple[Any, ...]) -> list[Any]:
         """Return tensors on the device for what was given; ``host`` holds the array of each that lies on the host.
 
-        None stays None. Raises ConcurrentUse where the device is two calls behind.
+        None stays None. Waits where the device is ``depth`` calls behind.
         """
         if self._device.type == "cpu":
             return [None if array is None else torch.from_numpy(array) for array in host]

@@ -1,17 +1,16 @@
-"""Host memory from which a device copies: two buffers in turn, so that the host fills one while the device reads the other.
+"""Host memory from which a device copies: buffers in turn, so that the host fills one while the device reads another.
 
-    call       1         2         3
-    buffer     first     second    first again: refused unless the device has read call 1
+    call            1         2         3
+    of two buffers  first     second    first again, once the device has read call 1
 
-Nothing here waits. Where the device copies behind the host's back (CUDA), the buffers are pinned and an event behind each
-copy tells when its buffer may be filled again; elsewhere a copy is done when the call returns.
+Where the device copies behind the host's back (CUDA), the buffers are pinned and an event behind each copy tells when its
+buffer may be filled again; a host that is as many calls ahead as there are buffers waits for the oldest. Elsewhere a copy
+is done when the call returns.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from blocktable.errors import ConcurrentUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,18 +19,18 @@ _LEAST = 4096  # numbers a buffer holds at first
 
 
 class Staging:
-    """Two buffers of one dtype, each on the host and on the device; they grow by doubling to what is sent at most."""
+    """``depth`` buffers of one dtype, each on the host and on the device; they grow by doubling to what is sent at most."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, depth: int) -> None:
         self._device = device
         self._dtype = dtype
         # Marks the end of a copy on the device's stream; None where a copy is done when its call returns.
         self._new_event: Callable[[], Any] | None = torch.cuda.Event if device.type == "cuda" else None
-        self._read: list[Any] = [None, None]
-        self._host: list[Any] = [None, None]
-        self._there: list[Any] = [None, None]
-        self._make(0, _LEAST)
-        self._make(1, _LEAST)
+        self._read: list[Any] = [None] * depth
+        self._host: list[Any] = [None] * depth
+        self._there: list[Any] = [None] * depth
+        for turn in range(depth):
+            self._make(turn, _LEAST)
         self._turn = 0
         self.bytes_sent = 0
         self.copies = 0
@@ -44,23 +43,18 @@ class Staging:
     def fill(self, size: int) -> Any:
         """Return the next buffer's first ``size`` numbers, a NumPy array to be filled before ``send``.
 
-        Raises ConcurrentUse, changing nothing, while the device may still read that buffer.
+        Waits while the device has yet to read what that buffer held.
         """
         read = self._read[self._turn]
-        if read is not None and not read.query():
-            raise ConcurrentUse(
-                "the device has yet to read what was sent two calls ago, and both buffers are in use",
-                law="L11",
-                values={"buffers": 2},
-                remedy="let the device finish a step first: wait for its event or synchronize its stream",
-            )
+        if read is not None:
+            read.synchronize()
         if len(self._host[self._turn]) < size:
             self._make(self._turn, 1 << (size - 1).bit_length())
         return self._host[self._turn].numpy()[:size]
 
     def send(self, size: int) -> Any:
-        """Start the copy of the filled buffer and return its tensor on the device, valid until the next but one ``fill``."""
-        turn, self._turn = self._turn, 1 - self._turn
+        """Start the copy of the filled buffer and return its tensor on the device, valid for ``depth - 1`` further calls."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._host)
         self.bytes_sent += size * self._dtype.itemsize
         self.copies += 1
         target = self._there[turn][:size]

@@ -41,12 +41,14 @@ class DeviceTables(Sanitizable, Uncopied):
 
     ``tables`` are BlockTables, a Replica or a KVCache's tables; ``device`` is what torch takes; ``cp_rank`` is this
     process's rank in its context-parallel group. ``kernels`` names the implementation: "compiled" (the default on the CPU),
-    "kernels" (Triton, the default on CUDA), "fallback" (torch operations) or "reference" (NumPy, for tests).
+    "kernels" (Triton, the default on CUDA), "fallback" (torch operations) or "reference" (NumPy, for tests). ``depth`` is how
+    many steps the host may be ahead of the device.
 
     Arguments of a call are lists, NumPy arrays or tensors of int32 or int64. What lies in host memory is checked and copied
-    over; what lies on the device is used as it is, without a look (see ``blocktable.device.arguments``). Nothing waits for
-    the device and, after the first step of a size, nothing is allocated: results keep their addresses, and each stays valid
-    until the next call of the same verb into the same buffer. All calls belong on one stream, in order.
+    over; what lies on the device is used as it is, without a look (see ``blocktable.device.arguments``). After the first
+    step of a size nothing is allocated: results keep their addresses, and each stays valid until the next call of the same
+    verb into the same buffer. All calls belong on one stream, in order. No call waits for the device, except that one
+    which sends something waits until the device has read what was sent ``depth`` calls before.
 
     >>> import blocktable
     >>> tables = blocktable.BlockTables([blocktable.plan(max_model_len=64, block_size=16)], max_rows=4)
@@ -69,6 +71,7 @@ class DeviceTables(Sanitizable, Uncopied):
         *,
         cp_rank: int = 0,
         kernels: str | None = None,
+        depth: int = 2,
         sanitize: Any = None,  # noqa: ARG002 - read by __new__
     ) -> None:
         if not callable(getattr(tables, "snapshot", None)) or not hasattr(tables, "layout"):
@@ -78,18 +81,25 @@ class DeviceTables(Sanitizable, Uncopied):
                 remedy="pass BlockTables, a Replica, or a KVCache's tables",
             )
         geometries = tuple(group.geometry for group in getattr(tables, "groups", ()))
-        self._start(tables.snapshot(), device, cp_rank, kernels, geometries, tables.num_blocks)
+        self._start(tables.snapshot(), device, cp_rank, kernels, depth, geometries, tables.num_blocks)
 
     @classmethod
     def from_snapshot(
-        cls, data: bytes, device: Any, *, cp_rank: int = 0, kernels: str | None = None, num_blocks: int | None = None
+        cls,
+        data: bytes,
+        device: Any,
+        *,
+        cp_rank: int = 0,
+        kernels: str | None = None,
+        depth: int = 2,
+        num_blocks: int | None = None,
     ) -> Self:
         """Start from the bytes of a host's snapshot; the batches then know no contracts to be checked against.
 
         ``num_blocks`` is the pool's, which the bytes do not tell: without it there is no split table.
         """
         made = cls.__new__(cls)
-        made._start(data, device, cp_rank, kernels, (), num_blocks)
+        made._start(data, device, cp_rank, kernels, depth, (), num_blocks)
         return made
 
     def _start(
@@ -98,6 +108,7 @@ class DeviceTables(Sanitizable, Uncopied):
         device: Any,
         cp_rank: int,
         kernels: str | None,
+        depth: int,
         geometries: tuple[Geometry, ...],
         num_blocks: int | None,
     ) -> None:
@@ -109,6 +120,7 @@ class DeviceTables(Sanitizable, Uncopied):
         self._num_blocks = num_blocks
         ranks = max(shape.cp_size for shape in self.shapes)
         rank: Any = cp_rank
+        ahead: Any = depth
         if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < ranks:
             raise ArgumentError(
                 f"cp_rank {cp_rank!r} is outside 0..{ranks - 1}",
@@ -124,6 +136,12 @@ class DeviceTables(Sanitizable, Uncopied):
                 values={"kernels": kernels, "device": str(self.device)},
                 remedy=f"leave kernels out, or use one of {', '.join(KERNELS)}",
             )
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+            raise ArgumentError(
+                f"depth must be an integer of at least 1, got {depth!r}",
+                values={"depth": depth},
+                remedy="pass how many steps the host may be ahead of the device",
+            )
         self._do: Any = import_module(f"blocktable.device.{self.kernels}")
         self._on_arrays = self.kernels in KERNELS[:2]
         base = 0
@@ -131,8 +149,8 @@ class DeviceTables(Sanitizable, Uncopied):
             self._mirror._info[g, KERNEL_BASE], self._mirror._info[g, KERNEL_BLOCK] = base, shape.kernel_block_size
             base += shape.kernel_width
         self._place()
-        self._delta_staging = Staging(self.device, torch.int32)
-        self._sender = Sender(self.device)
+        self._delta_staging = Staging(self.device, torch.int32, depth)
+        self._sender = Sender(self.device, depth)
         self._stores: list[Store] = []
         self._slot_buffers: list[tuple[Any, Any]] = []
         self._counts = {"deltas": 0, "launches": 0, "entries": 0, "delta_bytes": 0}
@@ -161,15 +179,16 @@ class DeviceTables(Sanitizable, Uncopied):
         """Write what a commit changed: one copy of 24 bytes per span and 4 per value, and one launch for all groups.
 
         Raises DeltaError, changing nothing, for a repeat, a gap, tables of another shape, and what no host sends; start
-        anew from the host then. Raises ConcurrentUse where the device has not yet read the delta before last. Returns
-        without waiting; batches and slots show the change from the next gather on.
+        anew from the host then. Batches and slots show the change from the next gather on. Waits until the device has read
+        the delta ``depth`` before this one, and for nothing else.
         """
         mirror = self._mirror
         if self.kernels == "compiled":
             mirror.apply(delta)
         else:
-            mirror._follow(delta)
-            self._send(delta)
+            with mirror._sole("apply"):
+                mirror._follow(delta)
+                self._send(delta)
         counts = self._counts
         counts["deltas"] += 1
         counts["launches"] += delta.spans.size > 0
