@@ -4,18 +4,19 @@ A signature means that nothing is ever compiled after import: a second dtype is 
 A start that finds its loops in the cache loads nothing else, neither their helpers nor Numba's own compiler.
 """
 
-import gc
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from numbers import Number
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core import caching
-from numba.core.dispatcher import Dispatcher
+from blocktable._garbage import no_collection
+
+with no_collection():
+    import numba
+    from numba.core import caching
+    from numba.core.dispatcher import Dispatcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,23 +96,11 @@ def _compile(loops: list[Any]) -> None:
         if loop.overloads:
             continue
         try:
-            with _no_collection():
+            with no_collection():
                 loop.compile(_MADE[loop][0])
         except OSError:  # compiled, but not saved
             _warn_once()
         loop.disable_compile()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Put garbage collection off: of what a compiler makes, most lives, and looking at it again and again takes time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]  # an Any, since it ships without types
