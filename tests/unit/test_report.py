@@ -21,6 +21,7 @@ QUIET = (
     "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
+ALL = ("--window-size=1200,20000",)  # what is near the screen is drawn, so this one shows everything
 MARK = "<script>document.body.dataset.ms = Math.round(performance.now())</script></body>"
 
 
@@ -42,6 +43,7 @@ class Seen:
     """What a browser made of a page: the elements it drew, its console, the addresses it asked for."""
 
     def __init__(self, html: str, folder: Path, *flags: str) -> None:
+        flags = flags or ALL
         file, log = folder / "page.html", folder / "net.json"
         file.write_text(html.replace("</body>", MARK), encoding="utf-8")
         assert CHROMIUM is not None
@@ -63,7 +65,7 @@ class Seen:
 
 
 @in_browser
-@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0", "--window-size=390,800")])
+@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0", "--window-size=390,20000")])
 def test_every_figure_is_drawn_without_network_or_complaint(
     records: list[Record], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -73,6 +75,14 @@ def test_every_figure_is_drawn_without_network_or_complaint(
     assert seen.asked == set()
     assert seen.drawn == html.count('class="figure"') >= 8
     assert seen.milliseconds < 10_000  # a second on an idle machine
+
+
+@in_browser
+def test_a_small_screen_does_not_wait_for_what_is_far_below_it(records: list[Record], tmp_path: Path) -> None:
+    html = page(records)
+    seen = Seen(html, tmp_path, "--window-size=390,600")
+    assert seen.console == []
+    assert 1 <= seen.drawn < html.count('class="figure"')
 
 
 @in_browser
