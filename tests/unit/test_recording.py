@@ -144,6 +144,32 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert found.objects[0].lengths[0] == 7
 
 
+def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
+    path, rows = tmp_path / "run", np.arange(64)
+    with recording.record(path) as recorder:
+        cache = KVCache([plan(max_model_len=2048, block_size=4)], num_blocks=64 * 512 + 1, max_rows=64)
+        other = KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+        other.extend([0], [0, 1], [5])
+        done = 1
+        for step in range(600):
+            tokens = None if step % 7 == 3 else rows % 5 + step
+            cache.extend(rows, np.arange(65), tokens)
+            if step % 7 == 3:  # known one step later
+                cache.confirm(rows, cache.lengths, np.arange(65), rows)
+            cache.commit()
+            done += 2 + (step % 7 == 3)
+            if step % 50 == 0:
+                other.extend([0], [0, 1], [step])
+                done += 1
+                written = sum(isinstance(one, Record) for one in read(path))
+                assert done - min(64, done // 16 + 1) <= written <= done
+    written = [one for one in read(path) if isinstance(one, Record)]
+    assert len(written) == done
+    found = recording.replay(path, until_finding=True)
+    assert (found.differs, found.finding, found.digest) == ("", None, recorder.digest)
+    assert path.stat().st_size / 64 / 600 < 4, "bytes per token of a decode, before compression"
+
+
 def test_a_ring_keeps_its_size_and_the_last_steps(tmp_path):
     path = tmp_path / "run"
     _, cache = recorded(path, GROUPS["full"], steps=300, ring=16384)
@@ -223,8 +249,8 @@ def test_another_format_is_refused_by_name(tmp_path):
     with pytest.raises(ArgumentError, match="another format"):
         recording.replay(tmp_path / "run")
     with recording.record(tmp_path / "run") as recorder:
-        recorder._writer.meta[0], recorder._writer.meta[1] = 4, 0
-        recorder._writer.say(["begin", 7, 0])
+        recorder.writer.meta[0], recorder.writer.meta[1] = 4, 0
+        recorder.writer.say(["begin", 7, 0])
     with pytest.raises(ArgumentError, match="version"):
         recording.replay(tmp_path / "run")
 
@@ -337,6 +363,6 @@ def test_records_that_no_recorder_writes_are_refused(tmp_path, verb, number, fie
 def test_things_that_no_recorder_says_are_refused(tmp_path, record):
     with recording.record(tmp_path / "run") as recorder:
         KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
-        recorder._writer.say(record)
+        recorder.writer.say(record)
     with pytest.raises(ArgumentError):
         recording.replay(tmp_path / "run")

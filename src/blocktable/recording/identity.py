@@ -16,8 +16,8 @@ from blocktable.sanitize.usual import next_number
 
 Ints = NDArray[Any]
 
-# lines[row, ...]: tokens whose units are numbered, the number of that prefix, and of the salt; is the row in use
-DONE, NUMBER, SALT, USED = range(4)
+# lines[row, ...]: tokens whose units are numbered, the number of that prefix, and of the salt; is the row in use; tokens held
+DONE, NUMBER, SALT, USED, LENGTH = range(5)
 LINE = 8  # numbers: rows as long as a power of two would all fall on the same lines of a processor's cache
 # counts[...]: tokens of a unit, units seen
 UNIT, SEEN = range(2)
@@ -102,10 +102,11 @@ def number_finished(
             for t in range(done, done + unit):
                 number = next_number(number, tokens[row, t])
             done += unit
-            out[at_rows + k] = row
-            out[at_units + k] = unit_of(table, counts, number) - seen
+            out[at_rows + k], out[at_units + k] = row, number
             k += 1
         lines[row, NUMBER], lines[row, DONE] = number, done
+    for j in range(at_units, at_units + k):  # by themselves, so that the processor fetches many at once
+        out[j] = unit_of(table, counts, out[j]) - seen
 
 
 @compiled(i64(i64[::1], _MARKS, *OWN, i64[::1]))
@@ -124,10 +125,11 @@ class Identity:
     def __init__(self, rows: int, unit: int) -> None:
         self.unit = unit
         self.tokens = np.zeros((rows, 64 + LINE), np.int64)
-        self.lines = np.zeros((rows, 4), np.int64)
+        self.lines = np.zeros((rows, 8), np.int64)
         self.lines[:, SALT] = 2
         self.table = np.zeros((1 << 12, 2), np.int64)
         self.counts = np.array([unit, 0], np.int64)
+        self.rows = np.arange(rows)
         self._out = np.zeros(4096, np.int64)
 
     def open(self, row: int, salt: bytes | None, prefix: Ints) -> None:
@@ -136,7 +138,7 @@ class Identity:
         self.room(prefix.size)
         self.tokens[row, : prefix.size] = prefix
         found = prefix_number(number, np.ascontiguousarray(prefix), prefix.size)
-        self.lines[row] = prefix.size, found, number, 1
+        self.lines[row, :LENGTH] = prefix.size, found, number, 1
 
     def close(self, rows: Ints) -> None:
         """Rows are not in use any more."""

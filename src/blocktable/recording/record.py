@@ -4,10 +4,12 @@ with recording.record("run.btr"):
     cache = KVCache(...)          # whatever is constructed here is recorded
 """
 
+from atexit import register, unregister
 from collections.abc import Callable, Sequence
 from functools import cache as cached_by
 from inspect import signature
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import msgspec
@@ -21,12 +23,11 @@ from blocktable.groups import Group
 from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
-from blocktable.recording.steps import FIELDS, write_extend
+from blocktable.recording.pending import Pending
 from blocktable.sanitize.reading import Unreadable, integers
 
 VERSION = 2
 _NOTHING = object()  # what a refused call returns
-_EXTEND, _COMMIT = KINDS["extend"], KINDS["commit"]
 _SHAPE = (
     *("max_model_len", "lookahead", "extra_blocks", "block_size", "kernel_block_size"),
     *("min_blocks", "width", "kernel_width", "padding", "cp_size", "cp_interleave"),
@@ -77,20 +78,23 @@ class Recorder:
     """A recording in progress."""
 
     def __init__(self, writer: Writer, *, ring: bool, tokens: bool) -> None:
-        self._writer, self._ring = writer, ring
+        self.writer, self._ring = writer, ring
         self._key = np.random.default_rng().integers(1, 2**31, 4) | 1 if tokens else None
         self._objects: list[Any] = []
         self._salts: dict[bytes, int] = {}
-        self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
-        self._spare = np.zeros(4096, np.int64), np.zeros(FIELDS, np.int64)
-        self.usual = not ring and not tokens  # may extends be written the short way
+        self.before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
+        self._usual = not ring and not tokens  # may extends and commits of caches wait, and be written together
+        self._pending: list[Pending] = []
+        self.lock = Lock()
         self.closed = False
-        self._writer.say(["begin", VERSION, int(ring)])
+        register(self.flush)
+        self.writer.say(["begin", VERSION, int(ring)])
 
     @property
     def digest(self) -> str:
         """A digest of everything that calls have returned so far; a replay gives the same."""
-        return digest_of(self._writer.meta)
+        self.flush()
+        return digest_of(self.writer.meta)
 
     def add(self, one: Any) -> None:
         """Record an object in which nothing has happened yet."""
@@ -113,69 +117,59 @@ class Recorder:
         self._objects.append(one)
         number = len(self._objects) - 1
         one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
-        one._identity = None if self._ring else _identity(one)  # noqa: SLF001
-        self._writer.say(["object", number, describe(one)])
+        one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
+        if self._usual and hasattr(one, "final"):
+            one._pending = Pending(self, one, number, identity)  # noqa: SLF001
+            self._pending.append(one._pending)  # noqa: SLF001
+        self.writer.say(["object", number, describe(one)])
         return number
 
     def write(
         self, verb: str, number: int, fields: Sequence[Any], result: Any = None, refused: BlockTableError | None = None
     ) -> None:
         """Write a call: the fields of what it was given, and a checksum of what it returned or was refused with."""
-        if self.closed:
-            return
         if refused is not None:
             result, fields = refusal_of(refused), [*fields, refusal_of(refused)]
-        fold(self._writer.meta, result)
         kind = KINDS[verb] | (REFUSED if refused is not None else 0)
         given = [field for field in fields if field is not None]
         values = np.concatenate(given) if given else NONE
         sizes = np.array([coding.NOT_GIVEN if field is None else field.size for field in fields], np.int64)
-        self._writer.room(coding.room(values.size, sizes.size))
-        before = self._before.get((kind, number), (NONE, NONE))
-        coding.write_call(self._writer.window, self._writer.meta, kind, number, values, sizes, *before)
-        self._before[kind, number] = values, sizes
-        self._turn()
-
-    def extended(self, one: Any, rows: Ints, starts: Ints, text: Ints, slots: Any) -> None:
-        """Write an extend of which there is nothing more to say than its rows, sizes and tokens."""
-        writer, identity = self._writer, one._identity or _NOBODY  # noqa: SLF001 - what the recorded class keeps
-        key = _EXTEND, one._number  # noqa: SLF001
-        before = self._before.get(key, (NONE, NONE))
-        calls = (rows, starts, text, slots)
-        while most := write_extend(
-            *(writer.window, writer.meta, *key, *self._spare, *before, one.lengths, one.final, *calls),
-            *(identity.tokens, identity.lines, identity.table, identity.counts),
-        ):
-            writer.room(coding.room(most, FIELDS))
-            identity.room(int(one.lengths[rows].max()) if rows.size else 0)
-            identity.room_for_units(most)
-            if most > self._spare[0].size:
-                self._spare = np.zeros(2 * most, np.int64), self._spare[1]
-        self._before[key], self._spare = self._spare, before if before[0].size >= 4096 else _spare()
+        with self.lock:
+            if self.closed:
+                return
+            writer = self.writer
+            fold(writer.meta, result)
+            writer.room(coding.room(values.size, sizes.size))
+            before = self.before.get((kind, number), (NONE, NONE))
+            coding.write_call(writer.window, writer.meta, kind, number, values, sizes, *before[:2])
+            self.before[kind, number] = values, sizes
+            self._turn()
 
     def committed(self, number: int, delta: Delta) -> None:
         """Write a commit: of a ring the whole delta, else a checksum of it."""
-        if self.closed:
+        if not self._ring:
+            self.write("commit", number, [], delta)
             return
-        writer = self._writer
-        if self._ring:
-            writer.say(["commit", number, delta.to_bytes()])
-            self._turn()
-            return
-        writer.room(64)
-        parts = (delta.spans, delta.values, delta.copies)
-        coding.write_commit(writer.window, writer.meta, _COMMIT, number, *parts)
+        with self.lock:
+            if not self.closed:
+                self.writer.say(["commit", number, delta.to_bytes()])
+                self._turn()
+
+    def flush(self) -> None:
+        """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
+        for pending in self._pending:
+            pending.flush()
 
     def _turn(self) -> None:
         """Begin the other half of a ring, where this one is full."""
-        if not self._writer.full():
+        if not self.writer.full():
             return
-        self._writer.turn()
-        self._before.clear()
-        self._writer.say(["begin", VERSION, 1])
+        self.writer.turn()
+        self.before.clear()
+        self.writer.say(["begin", VERSION, 1])
         for other, one in enumerate(self._objects):
-            self._writer.say(["object", other, describe(one)])
-            self._writer.say(["snapshot", other, one.snapshot()])
+            self.writer.say(["object", other, describe(one)])
+            self.writer.say(["snapshot", other, one.snapshot()])
 
     def salts(self, salts: Any, n: int) -> Ints | None:
         """Return salts as numbers in the order in which they were first seen, 0 for none."""
@@ -190,21 +184,20 @@ class Recorder:
 
     def close(self) -> None:
         """End the recording."""
-        if not self.closed:
-            self._writer.say(["end", self.digest])
-            self._writer.close()
-            self.closed = True
-            _sanitized.RECORDERS.remove(self)
+        self.flush()
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                self.writer.say(["end", digest_of(self.writer.meta)])
+                self.writer.close()
+                _sanitized.RECORDERS.remove(self)
+                unregister(self.flush)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _spare() -> tuple[Ints, Ints]:
-    return np.zeros(4096, np.int64), np.zeros(FIELDS, np.int64)
 
 
 def permuted(tokens: Ints, key: Any) -> Ints:
@@ -264,21 +257,6 @@ def _used(one: Any) -> bool:
     return bool(getattr(tables, "seq", 1)) or any(table.num_blocks.any() for table in tables.tables)
 
 
-class _Nobody:
-    """Stands for the identity of a cache without a prefix index."""
-
-    tokens = lines = table = np.zeros((1, 4), np.int64)
-    counts = np.zeros(2, np.int64)
-
-    def room(self, _: int) -> None:
-        """Nothing is kept."""
-
-    room_for_units = room
-
-
-_NOBODY = _Nobody()
-
-
 def _identity(one: Any) -> Identity | None:
     paged = [g.geometry.block_size * g.geometry.cp_size for g in one.groups if g.kind != "state"]
     if not getattr(one, "prefix_cache", False) or len(paged) != len(one.groups):
@@ -295,6 +273,7 @@ class Recorded:
     _recorder: Any = None
     _number = 0
     _identity: Identity | None = None
+    _pending: Pending | None = None
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -304,7 +283,9 @@ class Recorded:
     def commit(self) -> Delta:
         """Do it, and record it."""
         delta: Delta = super().commit()  # type: ignore[misc]
-        if self._recorder is not None:
+        if self._pending is not None:
+            self._pending.committed(delta)
+        elif self._recorder is not None:
             self._recorder.committed(self._number, delta)
         return delta
 
@@ -373,6 +354,8 @@ class RecordedCache(Recorded):
 
     def _call(self, verb: str, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
         """Run a verb and record it: ``told`` returns its fields, given what it returned, _NOTHING if refused."""
+        if self._pending is not None:
+            self._pending.flush()  # what waits is written by the marks that it left
         try:
             result = getattr(super(), verb)(*args, **named)
         except BlockTableError as error:
@@ -478,16 +461,16 @@ class RecordedCache(Recorded):
                 self._identity.write(done, before, starts[: served + 1], text)
             return [*fields, *self._finished(done), self._recorder.tokens(text)]
 
-        recorder = self._recorder
-        usual = recorder is not None and recorder.usual and not recorder.closed
-        if usual and final is None and salts is None and not partial and not headroom:
+        pending = self._pending
+        if pending is not None and final is None and salts is None and not partial and not headroom:
             try:
                 slots = super().extend(rows, indptr, tokens)  # type: ignore[misc]
             except BlockTableError as error:
+                pending.flush()
                 self._tell("extend", told, _NOTHING, error)
                 raise
             text = NONE if tokens is None else integers(tokens)
-            recorder.extended(self, integers(rows), integers(indptr), text, slots)
+            pending.extended(integers(rows), integers(indptr), text, slots)
             return slots
         named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
         return self._call("extend", (rows, indptr, tokens), named, told)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, get_args
 
+from blocktable._sanitized import RECORDERS
 from blocktable.errors import ArgumentError, LawBroken
 
 __all__ = ["MODES", "Finding", "Log", "Mode", "Operation", "Report"]
@@ -94,6 +95,8 @@ class Report:
 
     def add(self, finding: Finding) -> None:
         """Take a finding: raise, log or count it."""
+        for recorder in RECORDERS:  # what led to it is to be in the file, whatever happens next
+            recorder.flush()
         self.counts[finding.law] += 1
         if len(self.findings) < KEPT:
             self.findings.append(finding)
