@@ -9,8 +9,11 @@ import pytest
 
 import blocktable
 from blocktable import ArgumentError, BlockTables, Delta, Group, KVCache, Replica, get_contract, plan
+from blocktable.contracts import resolve_engine
+from blocktable.preflight import Launch, judge
 
 GEOMETRY = plan(max_model_len=9416, block_size=32, contracts=["FLASHINFER_MLA"])
+LAUNCH = Launch(resolve_engine("vllm==0.19.1"), "FLASHINFER_MLA", max_model_len=9416, block_size=32)
 WAYS: list[Callable[[Any], Any]] = [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy]  # noqa: S301
 
 
@@ -29,6 +32,8 @@ def tables() -> BlockTables:
         get_contract("FLASHINFER_MLA"),
         blocktable.TokenMultiple(128),
         blocktable.MultipleOf(16),
+        LAUNCH,
+        judge(LAUNCH),
         blocktable.salt(tenant="a"),
         blocktable.OutOfBlocks("short", law="L9", values={"needed": 3}, remedy="wait"),
     ],

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from blocktable.contracts import Contract, Release, get_contract, known_engines, resolve_engine
@@ -12,7 +11,6 @@ from blocktable.preflight.model import Model
 __all__ = ["Connector", "Draft", "Launch", "find_release", "is_unread", "quantized"]
 
 _NO_LAYERS = ("", "ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
-_NO_KERNELS: Mapping[str, str] = MappingProxyType({})
 
 
 class Draft(NamedTuple):
@@ -72,7 +70,7 @@ class Launch:
     cp_size: int = 1
     cp_interleave: int = 1
     lookahead: int = 0
-    kernels: Mapping[str, str] = field(default_factory=lambda: _NO_KERNELS)
+    kernels: Mapping[str, str] = field(default_factory=dict)
     hardware: str | None = None
     model: Model | None = None
     tensor_parallel: int = 1
