@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from blocktable import BlockTables, Delta, LawBroken, Replica, plan, recording
+import numpy as np
+
+from blocktable import BlockTables, Delta, LawBroken, Replica, plan, recording, sanitize
 from blocktable.cli import run
 from blocktable.contracts.catalogue import read_catalogue
 from blocktable.errors import ArgumentError, BlockTableError, DeltaError
@@ -142,7 +144,7 @@ def seeds(target: str) -> list[bytes]:
         tables.truncate([0], [1])
         return [first, tables.commit().to_bytes()]
     if target == "record":
-        return [_recorded(kind) for kind in ("cache", "tables", "ring")]
+        return [_recorded(kind) for kind in ("cache", "tables", "ring", "watch")]
     if target == "trace":
         line = '{"timestamp": %d, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}\n'
         table = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:01:46.68,7,44\n" * 3
@@ -165,6 +167,12 @@ def _recorded(kind: str) -> bytes:
 
     path = FOLDER / kind
     with recording.record(path, ring=8192 if kind == "ring" else None):
+        if kind == "watch":
+            watcher = sanitize.watch(GROUPS, num_blocks=40, mode="count")
+            for step in range(6):
+                tables = [np.arange(4 * g.width).reshape(4, -1) % (step + 1) for g in GROUPS]
+                watcher.step(tables, [[step, 1, 0, 0], [1, 1, 0, 0]], copies=tables, requests=["a"], rows=[0])
+            return path.read_bytes()
         if kind == "tables":
             work = TablesWorkload(BlockTables(GROUPS, max_rows=4, num_blocks=60), 1)
         else:

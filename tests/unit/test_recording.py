@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import blocktable
-from blocktable import ArgumentError, BlockTables, Group, KVCache, plan, recording
+from blocktable import ArgumentError, BlockTables, Group, KVCache, plan, recording, sanitize
 from blocktable.cli import run
 from blocktable.recording.coding import NOT_GIVEN, room, write_call
 from blocktable.recording.format import KINDS, Record, Writer, read
@@ -335,6 +335,7 @@ def one(*values):
         ("append", 1, [one(-1)]),
         ("append", 1, [one(3), one(1)]),
         ("append", 1, []),
+        ("copy", 1, [one(-1, -1, -1, -1), one(0), one(1), one(2), one(3)]),
         ("resize", 1, [one(7, 1)]),
         ("resize", 1, [one(300)]),
         ("step", 0, []),
@@ -366,3 +367,48 @@ def test_things_that_no_recorder_says_are_refused(tmp_path, record):
         recorder.writer.say(record)
     with pytest.raises(ArgumentError):
         recording.replay(tmp_path / "run")
+
+
+def foreign(steps, fault=None):
+    """Tables of an engine of its own, watched: rows grow by a block now and then, and finish."""
+    rng = np.random.default_rng(1)
+    groups = [plan(max_model_len=64, block_size=4), plan(max_model_len=64, block_size=8)]
+    watcher = sanitize.watch(groups, num_blocks=200, mode="count")
+    tables = [np.zeros((5, 16), np.int32), np.zeros((5, 8), np.int32)]
+    counts = np.zeros((2, 5), np.int64)
+    used = iter(range(1, 200))
+    for step in range(steps):
+        for g, table in enumerate(tables):
+            row = int(rng.integers(5))
+            if counts[g, row] < table.shape[1]:
+                table[row, counts[g, row]] = next(used)
+                counts[g, row] += 1
+        if step == fault:
+            tables[1][3, 7] = 150
+        watcher.step(tables, counts, copies=[table.copy() for table in tables], requests=[])
+    return watcher, tables, counts
+
+
+def test_foreign_tables_are_recorded_by_their_entries(tmp_path):
+    with recording.record(tmp_path / "run") as recorder:
+        watcher, tables, counts = foreign(40, fault=20)
+    assert watcher.report.counts["L4"] == 20
+    found = recording.replay(tmp_path / "run")
+    assert (found.steps, found.differs, found.digest) == (40, "", recorder.digest)
+    assert found.objects[0].report.counts == watcher.report.counts
+    assert (tmp_path / "run").stat().st_size < 40 * 80, "only what changed is kept"
+    stopped = recording.replay(tmp_path / "run", until_finding=True)
+    assert (stopped.steps, stopped.finding.law, stopped.finding.row) == (21, "L4", 3)
+    last = recording.history(tmp_path / "run", 3, group=1)[-1]
+    assert list(last.blocks) == tables[1][3, : counts[1, 3]].tolist()
+
+
+def test_a_watched_fault_is_shrunk_to_a_test(tmp_path):
+    with recording.record(tmp_path / "run"):
+        foreign(12, fault=6)
+    shrunk = recording.shrink(tmp_path / "run")
+    assert len(shrunk.calls) == 1
+    names: dict = {}
+    exec(shrunk.test, names)  # noqa: S102 - what a user would paste
+    with pytest.raises(blocktable.LawBroken, match="block 150"):
+        names["test_it_keeps_the_laws"]()

@@ -35,7 +35,7 @@ _SHAPE = (
 
 
 def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: bool = False) -> "Recorder":
-    """Begin a recording of every ``KVCache`` and ``BlockTables`` constructed until it is closed, and of those given.
+    """Begin a recording of what is constructed until it is closed (``KVCache``, ``BlockTables``, watchers), and of those given.
 
     Parameters
     ----------
@@ -169,7 +169,8 @@ class Recorder:
         self.writer.say(["begin", VERSION, 1])
         for other, one in enumerate(self._objects):
             self.writer.say(["object", other, describe(one)])
-            self.writer.say(["snapshot", other, one.snapshot()])
+            if hasattr(one, "snapshot"):
+                self.writer.say(["snapshot", other, one.snapshot()])
 
     def salts(self, salts: Any, n: int) -> Ints | None:
         """Return salts as numbers in the order in which they were first seen, 0 for none."""
@@ -212,6 +213,15 @@ def permuted(tokens: Ints, key: Any) -> Ints:
 
 def describe(one: Any) -> dict[str, Any]:
     """Return what an object was made with, as plain numbers."""
+    if hasattr(one, "kernel_blocks"):
+        return {
+            "watch": 1,
+            "groups": [describe_group(group) for group in one.groups],
+            "num_blocks": one.num_blocks,
+            "cp_rank": one.cp_rank,
+            "ignore": sorted(one.ignore),
+            "kernel_blocks": one.kernel_blocks,
+        }
     made = {
         "groups": [describe_group(group) for group in one.groups],
         "max_rows": one.max_rows,

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,11 +28,14 @@ from blocktable.recording.record import (
     fold,
     refusal_of,
 )
+from blocktable.recording.watched import WatchReader, of_findings
 from blocktable.replica import Replica
+from blocktable.sanitize.watch import watch
 from blocktable.tables import BlockTables
 
 __all__ = ["Call", "Change", "Replayed", "calls", "history", "play", "replay"]
 
+STEPS = ("commit", "step")  # verbs that end a step: of our tables, and of a watcher
 _FRESH = 2**31 - 1  # tokens of units of which it is not known whether they are like any other
 
 
@@ -48,7 +52,7 @@ class Call:
     named: dict[str, Any]
     check: int
     refused: str
-    step: int  # commits of all objects before it
+    step: int  # commits of all objects, and steps of watchers, before it
 
     def __str__(self) -> str:
         """Say it as it would be written."""
@@ -104,6 +108,9 @@ def make(what: dict[str, Any], sanitize: Any = False) -> Any:
             )
             for kind, window, blocks, *shape in what["groups"]
         ]
+        if "watch" in what:
+            how = {name: what[name] for name in ("num_blocks", "cp_rank", "ignore", "kernel_blocks")}
+            return watch(groups, mode="raise" if sanitize else "count", **how)
         rows, blocks = what["max_rows"], what["num_blocks"]
         if "prefix_cache" not in what:
             return BlockTables(groups, max_rows=rows, num_blocks=blocks, sanitize=sanitize)
@@ -143,7 +150,7 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
         except LawBroken as error:
             replayed.finding = error
         replayed.calls += 1
-        replayed.steps = call.step + (call.verb == "commit")
+        replayed.steps = call.step + (call.verb in STEPS)
         fold(replayed._meta, result)  # noqa: SLF001 - its own field
         check = coding.short_of(replayed._meta)  # noqa: SLF001
         if replayed.finding is None and check != call.check:
@@ -162,6 +169,8 @@ def _run(one: Any, call: Call) -> tuple[Any, str]:
         raise
     except BlockTableError as error:
         return refusal_of(error), f"{type(error).__name__} {error.law}"
+    if call.verb == "step":
+        result = of_findings(result)
     return result, " ".join(repr(result).split())[:200]
 
 
@@ -196,17 +205,28 @@ def history(path: str | Path, row: int, *, group: int = 0, number: int = 0) -> l
         verbs.append(verb)
         if step is None:
             continue
-        live = tuple(int(block) for block in tables[group].array[row, : tables[group].num_blocks[row]])
+        count = tables[group].num_blocks[row] if row < len(tables[group].num_blocks) else 0
+        live = tuple(int(block) for block in tables[group].array[row, :count])
         if not changes or changes[-1].blocks != live:
             changes.append(Change(step, tuple(verbs), live))
         verbs.clear()
     return changes
 
 
+class _Shown(NamedTuple):
+    """A table as a watcher was shown it."""
+
+    array: Any
+    num_blocks: Any
+
+
 def _run_steps(path: str | Path, number: int) -> Iterator[tuple[str, int | None, Any]]:
     for call, replayed in play(path):
         if call.number == number:
             one = replayed.objects[number]
+            if call.verb == "step":
+                yield call.verb, one.steps, [_Shown(*part) for part in zip(*call.args, strict=True)]
+                continue
             tables = one.tables if isinstance(one, KVCache) else one
             yield call.verb, (tables.seq if call.verb == "commit" else None), tables
 
@@ -264,6 +284,7 @@ class _Reader:
         self._lengths: list[dict[int, int]] = []
         self._fresh = _FRESH
         self._seen: list[int] = []
+        self._watches: dict[int, WatchReader] = {}
         self._guarded(self._look)
 
     def _guarded(self, part: Any) -> Any:
@@ -327,13 +348,14 @@ class _Reader:
     def calls(self) -> Iterator[Call]:
         """Yield the calls, in order."""
         step = 0
+        self._watches = {n: WatchReader(len(what["groups"])) for n, what in enumerate(self.made) if "watch" in what}
         for record in read(self._path):
             if not isinstance(record, Record):
                 continue
             call = self._guarded(lambda record=record, step=step: self._call(record, step))
             if call is not None:
                 yield call
-            step += record.verb == "commit"
+            step += record.verb in STEPS
 
     def _begin(self, what: dict[str, Any]) -> None:
         self.made.append(what)
@@ -353,9 +375,14 @@ class _Reader:
         error = as_bytes(fields.pop()).decode() if refused else ""
         if verb == "commit":
             return Call(number, verb, (), {}, check, error, step)
+        if "watch" in self.made[number]:
+            if verb != "step":
+                raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
+            args, named = self._watches[number].step(fields)
+            return Call(number, verb, args, named, check, error, step)
         if "prefix_cache" not in self.made[number]:
-            args = _tables_arguments(verb, fields)
-            return None if args is None else Call(number, verb, args, {}, check, error, step)
+            given = _tables_arguments(verb, fields)
+            return None if given is None else Call(number, verb, given, {}, check, error, step)
         if verb not in _CACHE_VERBS:
             raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
         args, named = getattr(self, f"_{verb}")(number, refused, *fields)
@@ -567,4 +594,5 @@ def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...] | None:
         found.append(tuple(parts) if kind >= 0 else None if kind == NO_GROUP else parts[0])
         if kind == INTEGER:
             found[-1] = int(parts[0][0])
+    signature(getattr(BlockTables, verb)).bind(None, *found)  # as many as the verb takes
     return tuple(found)

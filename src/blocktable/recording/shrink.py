@@ -113,13 +113,18 @@ def as_test(what: dict[str, Any], part: Sequence[Call], failure: Failure) -> str
     """Return a test that makes the object and the calls, and expects nothing to be broken."""
     one = make(what)
     name = "cache" if "prefix_cache" in what else "tables"
-    lines = ["import blocktable", "from blocktable import Group", "", ""]
+    if "watch" in what:
+        name = "watcher"
+    lines = ["import blocktable", f"from blocktable import Group{', sanitize' * ('watch' in what)}", "", ""]
     lines += ["def test_it_keeps_the_laws() -> None:"]
     lines += ["    groups = ["]
     for group in one.groups:
         lines.append(f"        {_group_line(group)},")
     lines += ["    ]"]
-    if name == "cache":
+    if name == "watcher":
+        how = ", ".join(f"{key}={what[key]!r}" for key in ("num_blocks", "cp_rank", "ignore", "kernel_blocks"))
+        lines += [f"    watcher = sanitize.watch(groups, {how})"]
+    elif name == "cache":
         how = f"num_blocks={what['num_blocks']}, max_rows={what['max_rows']}, prefix_cache={what['prefix_cache']}"
         lines += [f"    cache = blocktable.KVCache(groups, {how}, cp_rank={what['cp_rank']}, sanitize=True)"]
     else:

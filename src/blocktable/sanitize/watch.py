@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from blocktable._ints import ceil_div
+from blocktable._sanitized import RECORDERS
 from blocktable.errors import ArgumentError, ContractError
 from blocktable.groups import as_groups
 from blocktable.sanitize.findings import Finding, Log, Report, caller
@@ -70,7 +71,12 @@ def watch(
     >>> watcher.step(table, [2, 1], query_start_loc=[0, 1, 2], positions=[16, 15], slots=[80, 111, -1])
     [Finding(law='L4', message='block 2 lies behind the 1 live blocks', ...)]
     """
-    return Watch(groups, num_blocks, cp_rank, Report(mode), frozenset(ignore), kernel_blocks=kernel_blocks)
+    arguments = (groups, num_blocks, cp_rank, Report(mode), frozenset(ignore))
+    if not RECORDERS:
+        return Watch(*arguments, kernel_blocks=kernel_blocks)
+    from blocktable.recording.watched import RecordedWatch  # noqa: PLC0415 - loaded by whoever began the recording
+
+    return RecordedWatch(*arguments, kernel_blocks=kernel_blocks).recorded_by(RECORDERS[-1])
 
 
 class Watch:
@@ -89,7 +95,7 @@ class Watch:
         self.groups = as_groups(groups)
         self.report = report
         self.steps = 0
-        self._rank, self._ignore, self._kernel = cp_rank, ignore, kernel_blocks
+        self.num_blocks, self.cp_rank, self.ignore, self.kernel_blocks = num_blocks, cp_rank, ignore, kernel_blocks
         units = [Unit.of(g, Shape.of(group), num_blocks) for g, group in enumerate(self.groups)]
         self._units = [unit.kernel for unit in units] if kernel_blocks else units
         self._log = Log()
@@ -143,6 +149,29 @@ class Watch:
         Raises ArgumentError for arrays that do not belong together. Cost: a few passes over the tables in NumPy, and a copy
         of what lies on a device.
         """
+        named = {"rows": rows, "query_start_loc": query_start_loc, "positions": positions, "slots": slots}
+        named |= {"lengths": lengths, "copies": copies, "requests": requests, "verb": verb}
+        now = self._look(tables, num_blocks, **named, frame=frame or caller(1))
+        for finding in now:
+            self.report.add(finding)
+        return now
+
+    def _look(
+        self,
+        tables: Any,
+        num_blocks: Any,
+        *,
+        rows: Any,
+        query_start_loc: Any,
+        positions: Any,
+        slots: Any,
+        lengths: Any,
+        copies: Any,
+        requests: Any,
+        verb: str,
+        frame: FrameType,
+    ) -> list[Finding]:
+        """Look at a step's arrays; return what was found."""
         size = len(self._units)
         found = per_group(tables, size, 2)
         counts = [array.astype(np.int64) for array in per_group(num_blocks, size, 1)]
@@ -153,7 +182,7 @@ class Watch:
         held = None if lengths is None else as_numbers(lengths).astype(np.int64)
         where = None if positions is None else as_numbers(positions).astype(np.int64)
         _fit(self._units, found, counts, asked, starts, where, mapped)
-        self._log.add(self.steps, verb, frame or caller(1))
+        self._log.add(self.steps, verb, frame)
         now: list[Finding] = []
         for g, unit in enumerate(self._units):
             table = found[g].copy() if found[g].dtype.kind == "i" else found[g].astype(np.int64)
@@ -171,11 +200,9 @@ class Watch:
                 held,
                 stays[:, None] & ~changed[: counts[g].size],
             )
-            now += [self._finding(one) for one in (*in_table, *in_step) if one.law not in self._ignore]
+            now += [self._finding(one) for one in (*in_table, *in_step) if one.law not in self.ignore]
         self._row_of = dict(zip(requests, asked.tolist(), strict=True)) if requests is not None else {}
         self.steps += 1
-        for finding in now:
-            self.report.add(finding)
         return now
 
     def _note_changes(self, g: int, table: Any) -> Any:
@@ -196,7 +223,7 @@ class Watch:
         if table.shape[1] != unit.width:
             yield Broken("L1", f"the table has {table.shape[1]} columns, its geometry {unit.width}", g)
         try:
-            shape = table.shape if self._kernel else (len(table), self.groups[g].geometry.kernel_width)
+            shape = table.shape if self.kernel_blocks else (len(table), self.groups[g].geometry.kernel_width)
             self.groups[g].geometry.check(shape)
         except ContractError as error:
             yield Broken("L1", f"a contract refuses {table.shape[1]} columns: {error}", g)
@@ -244,8 +271,8 @@ class Watch:
             return
         request, token_row = each_token(asked, starts)
         slots = slots.astype(np.int64)
-        expected = slots_of(unit, table, counts, token_row, positions[: request.size], self._rank)
-        yield from slots_broken(unit, slots, expected, positions, token_row, self._rank)
+        expected = slots_of(unit, table, counts, token_row, positions[: request.size], self.cp_rank)
+        yield from slots_broken(unit, slots, expected, positions, token_row, self.cp_rank)
         written = np.where((slots[: request.size] == expected) & (token_row >= 0), expected, -1)
         if unit.kind != "ring":
             live = np.arange(table.shape[1]) < counts[:, None]
