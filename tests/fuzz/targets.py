@@ -11,6 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -168,15 +169,22 @@ def _recorded(kind: str) -> bytes:
     path = FOLDER / kind
     with recording.record(path, ring=8192 if kind == "ring" else None):
         if kind == "watch":
-            watcher = sanitize.watch(GROUPS, num_blocks=40, mode="count")
-            for step in range(6):
-                tables = [np.arange(4 * g.width).reshape(4, -1) % (step + 1) for g in GROUPS]
-                watcher.step(tables, [[step, 1, 0, 0], [1, 1, 0, 0]], copies=tables, requests=["a"], rows=[0])
-            return path.read_bytes()
-        if kind == "tables":
-            work = TablesWorkload(BlockTables(GROUPS, max_rows=4, num_blocks=60), 1)
+            _watched()
         else:
-            work = CacheWorkload(KVCache(GROUPS[:1], num_blocks=40, max_rows=4), 1)
-        for _ in range(6):
-            work.step()
+            cache = kind != "tables"
+            made: Any = (
+                KVCache(GROUPS[:1], num_blocks=40, max_rows=4)
+                if cache
+                else BlockTables(GROUPS, max_rows=4, num_blocks=60)
+            )
+            work: Any = (CacheWorkload if cache else TablesWorkload)(made, 1)
+            for _ in range(6):
+                work.step()
     return path.read_bytes()
+
+
+def _watched() -> None:
+    watcher = sanitize.watch(GROUPS, num_blocks=40, mode="count")
+    for step in range(6):
+        tables = [np.arange(4 * g.width).reshape(4, -1) % (step + 1) for g in GROUPS]
+        watcher.step(tables, [[step, 1, 0, 0], [1, 1, 0, 0]], copies=tables, requests=["a"], rows=[0])

@@ -303,6 +303,7 @@ def test_the_commands(failing, capsys, tmp_path):
     assert (found["finding"]["law"], found["finding"]["row"], found["complete"]) == ("L5", 3, True)
     assert run(["replay", str(failing), "--to", "99"]) == 2
     assert run(["replay", str(tmp_path / "none")]) == 2
+    assert run(["replay", "n" * 253]) == 2, "with .old behind it no system takes the name"
     capsys.readouterr()
     assert run(["replay", str(failing), "--until-finding", "--quiet"]) == 1
     assert capsys.readouterr() == ("", "")

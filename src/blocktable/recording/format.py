@@ -132,8 +132,16 @@ def read(path: str | Path) -> Iterator[list[Any] | Record]:
     Raises ArgumentError for a file that is no recording; a damaged or cut end is no error.
     """
     older = Path(f"{path}.old")
-    for part in (older, Path(path)) if older.exists() else (Path(path),):
+    for part in (older, Path(path)) if _is_there(older) else (Path(path),):
         yield from _records(_bytes(part), part)
+
+
+def _is_there(path: Path) -> bool:
+    """Say whether there is such a file; a name that the system does not take is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _bytes(path: Path) -> bytes:
