@@ -1,13 +1,18 @@
 """Real engines for the conformance tests: imported where they are installed, else the test skips and says what is missing."""
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+ENGINE = Path(__file__).with_name("plugin_engine.py")
 # Programs that the tests start; nothing in them is a test, and one imports what only long runs install.
 collect_ignore = ["plugin_engine.py", "triton_on_cpu.py"]
 
@@ -38,3 +43,24 @@ def flashinfer_version(real):
 def vllm_version(real):
     """Return the version of the vLLM under test."""
     return real("vllm").__version__.partition("+")[0]
+
+
+@pytest.fixture
+def engine(real):
+    """Return a function that runs the engine once per setting, in one process."""
+    real("vllm")
+
+    def run(*settings, environment=None, interpreter=False):
+        through = [str(ENGINE.with_name("triton_on_cpu.py"))] if interpreter else []
+        done = subprocess.run(
+            [sys.executable, *through, str(ENGINE), json.dumps(settings)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | (environment or {}),
+        )
+        found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("RUN ")]
+        assert len(found) == len(settings), done.stdout[-2000:] + done.stderr[-4000:]
+        return found, done
+
+    return run

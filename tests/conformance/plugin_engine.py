@@ -2,9 +2,12 @@
 
     python plugin_engine.py '[{"mode": "off", "model": "llama", ...}, {"mode": "tables", ...}]'
 
-A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes one slot of each step wrong. ``processes`` runs the engine in processes
+A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes something wrong: one ``slot`` of each step, the last block of each
+``hit`` of the prefix cache, the ``order`` in which cached blocks are evicted. ``processes`` runs the engine in processes
 of its own, where the plugin comes by its entry point alone; ``small`` is for Triton's interpreter. ``trace`` is a file of
-requests of which the first ``count`` are served, their lengths divided by 64. Without ``again`` the requests are served
+requests of which the first ``count`` are served, their lengths divided by 64. A ``rough`` run
+serves many requests, some of which are cut off, some more urgent than others, and resets the prefix cache in between; where
+our pool is in this process, it is recounted at each step. Without ``again`` the requests are served
 once, else a second time in reverse order. Other fields are the engine's own arguments.
 """
 
@@ -147,15 +150,54 @@ def warm_up(worker):
 
 
 def worker_facts(worker):
-    """What one worker says of itself: the class of its tables, and the findings of its observer."""
-    from blocktable.integrations import vllm_observe, vllm_tables
+    """What one worker says of itself: the class of its tables, the findings of its observer, the pools of its process."""
+    from blocktable.integrations import vllm_observe, vllm_pool, vllm_tables
 
     reports = vllm_observe.reports()
     counts = {law: count for report in reports[-1:] for law, count in dict(report.counts).items()}
-    return vllm_tables.in_use(worker.model_runner), counts, len(reports)
+    pools = []
+    for manager in vllm_pool.managers():
+        manager.block_pool.check([])  # no request is left, so that all blocks are free
+        pools.append([vllm_pool.in_use(manager), "allocate_slots" in vars(manager)])
+    return vllm_tables.in_use(worker.model_runner), counts, len(reports), pools
 
 
-def run(mode, model, plant=False, processes=False, small=False, trace=None, count=600, again=True, **engine):
+def recounted(original, manager):
+    """Recount a pool at the start of a step: each block has as many owners as there are rows that hold it."""
+    original(manager)
+    rows = [row for one in manager.coordinator.single_type_managers for row in one.req_to_blocks.values()]
+    manager.block_pool.check([*rows, *(blocks for _, blocks in manager.deferred)])
+    manager.recounts = getattr(manager, "recounts", 0) + 1
+
+
+def serve_roughly(llm, params):
+    """Serve 70 requests of two prefixes on an engine that is too small for them; return what came out of each."""
+    draw, engine, came = random.Random(11), llm.llm_engine, {}  # noqa: S311 - test data
+    shared = [[draw.randrange(5, 31000) for _ in range(n)] for n in (8, 40)]
+    numbers = iter(range(70))
+    step = 0
+    while step < 20 or engine.has_unfinished_requests():
+        for number in itertools.islice(numbers, draw.randrange(4)):
+            prompt = draw.choice(shared) + [draw.randrange(5, 31000) for _ in range(draw.randrange(1, 16))]
+            asked = params(max_tokens=draw.randrange(70, 110), temperature=0, ignore_eos=True, detokenize=False)
+            engine.add_request(
+                str(number), {"prompt_token_ids": prompt}, asked, arrival_time=float(number), priority=draw.randrange(3)
+            )
+        for one in engine.step():
+            came[one.request_id] = [list(one.outputs[0].token_ids), one.num_cached_tokens, one.finished]
+        step += 1
+        alive = sorted(name for name, (_, _, finished) in came.items() if not finished)
+        if step % 23 == 0 and alive:
+            gone = draw.choice(alive)
+            engine.abort_request([gone])
+            came[gone][2] = True
+        if step % 61 == 0:
+            engine.reset_prefix_cache(reset_running_requests=step % 2 == 0)
+    engine.step()
+    return [came[name] for name in sorted(came, key=int)]
+
+
+def run(mode, model, plant="", processes=False, small=False, trace=None, count=600, again=True, rough=False, **engine):
     os.environ["BLOCKTABLE_VLLM"] = mode
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     if {"tensor_parallel_size", "pipeline_parallel_size"} & set(engine):  # by itself vLLM wants a NUMA node per rank
@@ -163,14 +205,15 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{first}|{last}"
     from vllm import LLM, SamplingParams
 
-    from blocktable.integrations import _patches, vllm, vllm_observe
+    from blocktable.integrations import _patches, vllm, vllm_observe, vllm_pool
 
     vllm_observe._watched.clear()
+    vllm_pool._made.clear()
     if not processes:  # the entry point was called once, with another mode
         vllm._registered = False
         vllm.register()
     if plant:
-        plant_wrong_slot()
+        {"slot": plant_wrong_slot, "hit": plant_wrong_hit, "order": plant_wrong_order}[plant]()
     given = {
         "skip_tokenizer_init": True,
         "max_model_len": 1024,
@@ -193,24 +236,41 @@ def run(mode, model, plant=False, processes=False, small=False, trace=None, coun
     if trace:
         asked, lengths = traced(trace, count)
     params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in lengths]
+    if not processes and vllm_pool.managers():
+        (manager,) = vllm_pool.managers()
+        manager.deferred = llm.llm_engine.engine_core.engine_core.scheduler.deferred_frees
+        _patches.wrap(type(manager), "new_step_starts", recounted)
     began = time.monotonic()
+    if rough:
+        rows = serve_roughly(llm, SamplingParams)
+        return finish(llm, mode, rows, [round(loaded, 1), round(time.monotonic() - began, 1)])
     waves = [llm.generate(asked, params, use_tqdm=False)]
     if again and not trace:
         waves.append(llm.generate(asked[::-1], params[::-1], use_tqdm=False))
-    spent = time.monotonic() - began
-    ids = [[list(one.outputs[0].token_ids) for one in wave] for wave in waves]
+    rows = [[list(one.outputs[0].token_ids), one.num_cached_tokens or 0] for wave in waves for one in wave]
+    return finish(llm, mode, rows, [round(loaded, 1), round(time.monotonic() - began, 1)])
+
+
+def finish(llm, mode, rows, seconds):
+    """Stop the engine and return what is to be compared; a row has an answer's token ids and how many were cached."""
+    from blocktable.integrations import _patches, vllm_pool
+
     metrics = {one.name: getattr(one, "value", None) for one in llm.get_metrics()}
     facts = llm.collective_rpc(worker_facts)
+    ids = [row[0] for row in rows]
     found = {
         "mode": mode,
-        "tables": sorted({name for name, _, _ in facts}),
+        "tables": sorted({name for name, *_ in facts}),
         "findings": facts[0][1],
-        "observers": sum(count > 0 for _, _, count in facts),
+        "observers": sum(count > 0 for _, _, count, _ in facts),
+        "pools": facts[0][3],
+        "recounts": sum(getattr(manager, "recounts", 0) for manager in vllm_pool.managers()),
         "preemptions": metrics.get("vllm:num_preemptions"),
-        "cached": sum(one.num_cached_tokens or 0 for wave in waves for one in wave),
-        "distinct": len({token for wave in ids for row in wave for token in row}),
+        "cached": sum(row[1] for row in rows),
+        "distinct": len({token for row in ids for token in row}),
         "digest": hashlib.sha256(repr(ids).encode()).hexdigest()[:16],
-        "seconds": [round(loaded, 1), round(spent, 1)],
+        "hits": hashlib.sha256(repr([row[1] for row in rows]).encode()).hexdigest()[:16],
+        "seconds": seconds,
     }
     _patches.undo()
     close(llm)
@@ -229,6 +289,27 @@ def plant_wrong_slot():
 
     second = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
     _patches.wrap(vllm_tables._ours("v2" if second else "v1"), "compute_slot_mappings" if second else "_map", wrong)
+
+
+def plant_wrong_hit():
+    """Let the last block of each hit of the prefix cache be the one before it."""
+    from blocktable.integrations import _patches, vllm_pool_blocks
+
+    def wrong(original, pool, *arguments):
+        found = original(pool, *arguments)
+        return [*found[:-1], found[-2]] if len(found) > 1 else found
+
+    _patches.wrap(vllm_pool_blocks.Pool, "longest_hit", wrong)
+
+
+def plant_wrong_order():
+    """Let a request's blocks be evicted from its first on."""
+    from blocktable.integrations import _patches, vllm_pool_blocks
+
+    def wrong(original, pool, blocks):
+        original(pool, list(blocks)[::-1])
+
+    _patches.wrap(vllm_pool_blocks.Pool, "free_blocks", wrong)
 
 
 def close(llm):

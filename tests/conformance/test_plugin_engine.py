@@ -1,8 +1,6 @@
 """The same requests through stock vLLM and through vLLM on our tables, same schedule: the same token ids."""
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import pytest
 
 pytestmark = pytest.mark.conformance
 
-ENGINE = Path(__file__).with_name("plugin_engine.py")
 OURS = ["blocktable.integrations.vllm_tables_v1.TablesV1"]
 STOCK = ["vllm.v1.worker.block_table.MultiGroupBlockTable"]
 # Pools that preempt; the platform fixes MLA's blocks to 16, and takes no prefix caching for it.
@@ -18,27 +15,6 @@ LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "ena
 DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 74, "again": False}
 MISTRAL = {"model": "mistral", "block_size": 32, "num_gpu_blocks_override": 52}
 HYBRID = {"model": "hybrid", "block_size": 32, "num_gpu_blocks_override": 104}
-
-
-@pytest.fixture
-def engine(real):
-    """Return a function that runs the engine once per setting, in one process."""
-    real("vllm")
-
-    def run(*settings, environment=None, interpreter=False):
-        through = [str(ENGINE.with_name("triton_on_cpu.py"))] if interpreter else []
-        done = subprocess.run(
-            [sys.executable, *through, str(ENGINE), json.dumps(settings)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | (environment or {}),
-        )
-        found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("RUN ")]
-        assert len(found) == len(settings), done.stdout[-2000:] + done.stderr[-4000:]
-        return found, done
-
-    return run
 
 
 def same(stock, ours):
@@ -52,7 +28,7 @@ def same(stock, ours):
 @pytest.mark.parametrize("model", [LLAMA, DEEPSEEK], ids=["llama", "deepseek"])
 def test_token_ids_are_the_same_under_preemption_and_a_wrong_slot_changes_them(engine, model):
     (stock, ours, planted), _ = engine(
-        {"mode": "off", **model}, {"mode": "tables,observe", **model}, {"mode": "tables", "plant": True, **model}
+        {"mode": "off", **model}, {"mode": "tables,observe", **model}, {"mode": "tables", "plant": "slot", **model}
     )
     same(stock, ours)
     assert stock["preemptions"] > 0
@@ -130,7 +106,7 @@ def test_the_second_runner_in_tritons_interpreter(real, engine):
     (stock, ours, planted), _ = engine(
         {"mode": "off", **settings},
         {"mode": "tables,observe", **settings},
-        {"mode": "tables", "plant": True, **settings},
+        {"mode": "tables", "plant": "slot", **settings},
         environment=SECOND,
         interpreter=True,
     )
