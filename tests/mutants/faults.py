@@ -78,6 +78,14 @@ FAULTS = [
         "if state[row * STATE_FIELDS + SEEN] == mark + 1:",
         "L8",
     ),
+    Fault(
+        "K2",
+        C,
+        "_cache_plan.py",
+        "_longest(lambda n: plan.needs(n) <= usable, widest)",
+        "_longest(lambda n: plan.needs(n) <= usable + 1, widest)",
+        "L2 L9",
+    ),
     # K3 read-past-row
     Fault("K3", T, KERNELS, "if block <= 0 or block >= limit:", "if block <= 0 or block > limit:", "L3"),
     Fault(

@@ -108,6 +108,7 @@ def caches() -> Iterator[None]:
             work.close()
         except (AssertionError, IndexError, ValueError, KeyError):
             continue
+    yield from tight()
     machine.note = lambda *_: None
     for seed in range(60):
         rng = Random(seed)
@@ -120,6 +121,21 @@ def caches() -> Iterator[None]:
                 yield
         except (AssertionError, IndexError, ValueError, KeyError):
             continue
+
+
+def tight() -> Iterator[None]:
+    """Rows of every length on a padded table whose pool is smaller than one row's width."""
+    wide = planned(contracts=[Contract("wide", width_rule=TokenMultiple(64))])
+    cache = KVCache([wide], num_blocks=14, max_rows=1, sanitize=True)
+    for length in range(40, 66):
+        try:
+            cache.admit([0], [0, length], [7] * length)
+        except LawBroken:
+            raise
+        except BlockTableError:
+            continue
+        cache.free([0])
+        yield
 
 
 def devices() -> Iterator[None]:
@@ -152,14 +168,15 @@ def devices() -> Iterator[None]:
 
 
 def run_machine(machine: Any) -> None:
+    """Run a machine for what tests/property runs it for by default."""
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=40,
+            max_examples=480,
+            stateful_step_count=48,
             deadline=None,
             database=None,
             derandomize=True,

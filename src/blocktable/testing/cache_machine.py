@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from blocktable.cache import KVCache
+from blocktable.contracts import Contract, TokenMultiple
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, NeverFits, OutOfBlocks
 from blocktable.geometry import plan
@@ -43,15 +44,17 @@ MIXED = (["window", "chunked"], ["full", "window", "chunked"], ["full", "window"
 
 
 def groups(rng: Rng, kinds: list[Any]) -> list[Group]:
-    """Groups of blocks of 1 to 4 tokens, for rows of up to about 20."""
+    """Groups of blocks of 1 to 4 tokens, for rows of up to about 20; a padded one may hold more than the pool."""
     ranks = rng.choice([1, 1, 1, 2])
     length = rng.randint(1, 20)
     found = []
     for kind in kinds:
         block, state = rng.choice([1, 2, 2, 3, 4, 4]), rng.randint(1, 2) if kind == "state" else 1
+        wide = Contract("wide", width_rule=TokenMultiple(block * rng.randint(3, 9)))
         geometry = plan(
             max_model_len=length,
             block_size=block,
+            contracts=[wide] if rng.random() < 0.5 else [],
             extra_blocks=rng.randint(0, 1) + (state if kind == "state" else 0),
             cp_size=1 if kind == "state" else ranks,
             cp_interleave=rng.choice([n for n in range(1, block + 1) if block % n == 0]),
@@ -83,7 +86,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(rng=seeds, kinds=st.sampled_from(KINDS + MIXED))
     def start(self, rng: Rng, kinds: list[str]) -> None:
         found = groups(rng, kinds)
-        usable = least_pool(found) + rng.choice([0, 1, 2, 4, 8])
+        usable = least_pool(found) + rng.choice([0, 0, 1, 2, 4, 8])
         rank = rng.randrange(max(group.geometry.cp_size for group in found))
         how: dict[str, Any] = {"num_blocks": usable + 1, "max_rows": MAX_ROWS, "cp_rank": rank}
         if rng.random() < 0.1:
@@ -197,7 +200,8 @@ class CacheMachine(RuleBasedStateMachine):
     def prompts(self, rng: Rng, count: int) -> tuple[list[int], list[int]]:
         indptr, tokens = [0], []
         for _ in range(count):
-            tokens += self.text(rng, rng.randint(0, self.model.largest + self.rarely(rng)))
+            length = self.model.largest + 1 if rng.random() < 0.1 else rng.randint(0, self.model.largest)
+            tokens += self.text(rng, length)
             indptr.append(len(tokens))
         if tokens and self.rarely(rng):
             tokens[rng.randrange(len(tokens))] = rng.choice([-1, -1, -2])

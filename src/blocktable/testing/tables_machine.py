@@ -132,7 +132,10 @@ class TablesMachine(RuleBasedStateMachine):
     def rows(self, rng: Rng) -> list[int]:
         if self.rarely(rng):
             return [rng.randint(-2, MAX_ROWS) for _ in range(rng.randint(0, 4))]
-        return rng.sample(range(MAX_ROWS), rng.randint(0, MAX_ROWS))
+        rows = rng.sample(range(MAX_ROWS), rng.randint(0, MAX_ROWS))
+        if len(rows) > 1 and self.rarely(rng):
+            rows[-1] = rows[0]
+        return rows
 
     def some_group(self, rng: Rng) -> int:
         return rng.randrange(len(self.model.groups))
