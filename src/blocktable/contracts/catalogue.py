@@ -290,35 +290,25 @@ def _releases(data: _File, exists: Mapping[str, SpecifierSet], where: "_Where") 
         if version in written:
             where.fail("release", index, "version", f"{release.version} is listed twice")
         written[version] = release
-    ordered = sorted(written)
+    newest = max(written, default=None)
     return {
-        version: Release(
-            engine=data.engine,
-            version=written[version].version,
-            data_version=written[version].version,
-            newest=version == ordered[-1],
-            extrapolated=False,
-            width_policy=written[version].width,
-            default_block_size=written[version].default_block_size,
-            prefill_ranks_divide=written[version].prefill_ranks_divide,
-            aligns_state=written[version].aligns_state,
-            divides_state=written[version].divides_state,
-            common_default=written[version].common_default,
-            match_unit_is_block=written[version].match_unit_is_block,
-            caches_state=written[version].caches_state,
-            counts_in_flight=written[version].counts_in_flight,
-            reserves_null=written[version].reserves_null,
-            fits_state=written[version].fits_state,
-            fits_chunks=written[version].fits_chunks,
-            fills_states=written[version].fills_states,
-            counts_drafts=written[version].counts_drafts,
-            requires=written[version].requires,
-            backends=_existing(exists, version),
-            evidence=written[version].evidence,
-            source=written[version].source,
-        )
-        for version in ordered
+        version: _release(data.engine, one, newest=version == newest, backends=_existing(exists, version))
+        for version, one in sorted(written.items())
     }
+
+
+def _release(engine: str, written: _Release, *, newest: bool, backends: tuple[str, ...]) -> Release:
+    """Return a release with what is written of it, each field under its own name but for the width's."""
+    fields = msgspec.structs.asdict(written)
+    return Release(
+        engine=engine,
+        data_version=written.version,
+        newest=newest,
+        extrapolated=False,
+        width_policy=fields.pop("width"),
+        backends=backends,
+        **fields,
+    )
 
 
 def _existing(exists: Mapping[str, SpecifierSet], version: Version) -> tuple[str, ...]:
