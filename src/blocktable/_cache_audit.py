@@ -87,7 +87,10 @@ def _places(s: State) -> None:
     counts = [len(free), len(idle), len(held), len(fenced)]
     kept = [s.meta[field] for field in (c.FREE, c.CACHED, c.HELD, c.FENCED)]
     if counts != kept or sum(counts) != end - 1 or len(listed) != end - 1:
-        _broken("L9", f"free, cached, held and fenced are {counts}, kept are {kept}, the pool has {end - 1}")
+        off = sum(kept) - (end - 1)
+        _broken(
+            "L9", f"free, cached, held and fenced are {counts}, kept are {kept}: {off:+} against the pool's {end - 1}"
+        )
     for block in free:
         if s.blocks[block][c.SEAT]:
             _broken("L9", f"block {block} is free and backs a node", block=block)

@@ -5,6 +5,7 @@ K7 kernel-split-units · K8 block-size-selection · K9 cp-sharding · K10 length
 K12 pool-leak · K13 capacity-accounting · K14 prefix-identity · K15 integer-width · K16 perf-copy · K17 perf-host
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from blocktable import (
     GeometryError,
     Group,
     KVCache,
+    LawBroken,
     MultipleOf,
     NeverFits,
     OutOfBlocks,
@@ -26,6 +28,7 @@ from blocktable import (
     plan,
     salt,
 )
+from blocktable._cache_layout import FREE
 
 ALIGNED = Contract("aligned", width_rule=TokenMultiple(128))
 
@@ -424,6 +427,17 @@ def test_k12_at_idle_free_and_cached_are_the_pool_exactly() -> None:
         stats = cache.stats()
         assert (stats["free"] + stats["cached"], stats["held"], stats["fenced"]) == (60, 0, 0)
     cache.check()
+
+
+@pytest.mark.parametrize("off", [160, -59])
+def test_k12_blocks_too_many_or_too_few_are_said_with_their_sign(off: int) -> None:
+    """As counts of 96 + 470016 are against a pool of 469952, and 644 + 269628 against one of 270331."""
+    cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=101, max_rows=1)
+    prompt(cache, 0, [1] * 64)
+    cache._meta[FREE] += off
+    with pytest.raises(LawBroken, match=re.escape(f"{off:+} against the pool's 100")) as caught:
+        cache.check()
+    assert caught.value.law == "L9"
 
 
 def test_k11_a_row_is_freed_once() -> None:
