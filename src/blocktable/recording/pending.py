@@ -1,10 +1,9 @@
 """The usual calls of one recorded cache, as they wait: many are written in one go, since each by itself would cost more.
 
-What waits is bounded three ways, so that a killed process loses little: a few dozen calls, a fraction of those written so
+What waits is bounded three ways, so that a killed process loses little: 256 calls, a fraction of those written so
 far, and nothing once some milliseconds have passed at the next call. An engine whose steps take that long loses nothing.
 """
 
-from array import array
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +24,7 @@ from blocktable.recording.steps import (
     write_steps,
 )
 
-MOST, SHARE = 64, 16  # calls that may wait, and calls written for each that may
+MOST, SHARE = 256, 16  # calls that may wait, and calls written for each that may
 WAIT = 0.01  # seconds after which none waits for the next
 _NONE = np.zeros(0, np.int64)
 
@@ -49,7 +48,7 @@ class Pending:
     def __init__(self, recorder: Any, one: Any, number: int, identity: Identity | None) -> None:
         self._recorder, self._number, self._identity = recorder, number, identity
         self._lengths, self._final = one.lengths, one.final
-        self._calls = array("q")
+        self._calls: list[int] = []
         self._longs = np.zeros(
             1 << 16, np.int64
         )  # one place for all: fresh memory costs more than what is written there
@@ -63,9 +62,9 @@ class Pending:
         self._values, self._sizes = np.zeros((2, 1 << 12), np.int64), np.zeros((2, FIELDS), np.int64)
         self._before: Any = None  # the last extend, where it lies in the buffers
 
-    def extended(self, rows: Ints, starts: Ints, text: Ints, slots: Any) -> None:
-        """Take an extend of which there is nothing more to say than its rows, sizes and tokens."""
-        n, given = rows.size, text.size
+    def extended(self, rows: Any, starts: Any, text: Any, slots: Any) -> None:
+        """Take an extend of which there is nothing more to say than its rows, sizes and tokens, in whatever form it was done."""
+        n, given = len(rows), 0 if text is None else len(text)
         at = self._used
         middle = at + n + n + 1
         after = middle + given
@@ -77,17 +76,17 @@ class Pending:
         longs[at + n : middle] = starts
         if given:
             longs[middle:after] = text
-        longs[after:end] = slots.reshape(-1)
+        longs[after:end] = slots[0] if len(slots) == 1 else slots.reshape(-1)
         self._used = end
         self._extend = self._waiting
-        self._calls.extend((EXTEND, n, given, len(slots)))
+        self._calls += (EXTEND, n, given, len(slots))
         self._more()
 
     def committed(self, delta: Delta) -> None:
         """Take a commit."""
         spans, values, copies = delta.spans, delta.values, delta.copies
         self._ints += (spans, values, copies)
-        self._calls.extend((COMMIT, len(spans), values.size, len(copies)))
+        self._calls += (COMMIT, len(spans), len(values), len(copies))
         self._more()
 
     def _more(self) -> None:
@@ -102,9 +101,9 @@ class Pending:
         """Write the calls that wait."""
         if not self._waiting:
             return
-        calls = np.frombuffer(self._calls, np.int64).reshape(-1, 4)
+        calls = np.array(self._calls, np.int64).reshape(-1, 4)
         longs, ints = self._longs[: self._used], np.frombuffer(b"".join(self._ints), np.int32)
-        self._calls, self._used, self._ints = array("q"), 0, []
+        self._calls, self._used, self._ints = [], 0, []
         self._written, self._waiting = self._written + self._waiting, 0
         with self._recorder.lock:
             if not self._recorder.closed:

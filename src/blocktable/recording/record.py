@@ -7,6 +7,7 @@ with recording.record("run.btr"):
 from atexit import register, unregister
 from collections.abc import Callable, Sequence
 from functools import cache as cached_by
+from functools import partial as partial_of
 from inspect import signature
 from pathlib import Path
 from threading import Lock
@@ -450,40 +451,51 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
-
-        def told(result: Any) -> list[Any]:
-            wanted, starts = integers(rows), integers(indptr)
-            text = NONE if tokens is None else integers(tokens)
-            unknown = np.array([-1]) if tokens is None else _unknown(text)
-            marks = None if final is None else integers(final)
-            fields = [wanted, np.diff(starts), unknown, marks, self._recorder.salts(salts, wanted.size)]
-            if result is not _NOTHING and not partial:
-                result = (result, wanted.size)
-            served = result[1] if result is not _NOTHING else 0
-            fields.append(np.array([int(partial), int(headroom), served]))
-            if result is _NOTHING:
-                return fields
-            done = wanted[:served]
-            if self._identity is not None:
-                for i in np.flatnonzero(self._identity.lines[done, USED] == 0).tolist():
-                    self._identity.open(int(done[i]), salts[i] if salts else None, NONE)
-                before = self.lengths[done] - np.diff(starts)[:served]  # type: ignore[attr-defined]
-                self._identity.write(done, before, starts[: served + 1], text)
-            return [*fields, *self._finished(done), self._recorder.tokens(text)]
-
         pending = self._pending
         if pending is not None and final is None and salts is None and not partial and not headroom:
             try:
                 slots = super().extend(rows, indptr, tokens)  # type: ignore[misc]
             except BlockTableError as error:
                 pending.flush()
-                self._tell("extend", told, _NOTHING, error)
+                self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
                 raise
-            text = NONE if tokens is None else integers(tokens)
-            pending.extended(integers(rows), integers(indptr), text, slots)
+            pending.extended(rows, indptr, tokens, slots)
             return slots
         named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
+        told = partial_of(self._told_extend, rows, indptr, tokens, **named)
         return self._call("extend", (rows, indptr, tokens), named, told)
+
+    def _told_extend(
+        self,
+        rows: Any,
+        indptr: Any,
+        tokens: Any,
+        result: Any,
+        *,
+        final: Any = None,
+        salts: Any = None,
+        partial: bool = False,
+        headroom: int = 0,
+    ) -> list[Any]:
+        """Return the fields of an extend."""
+        wanted, starts = integers(rows), integers(indptr)
+        text = NONE if tokens is None else integers(tokens)
+        unknown = np.array([-1]) if tokens is None else _unknown(text)
+        marks = None if final is None else integers(final)
+        fields = [wanted, np.diff(starts), unknown, marks, self._recorder.salts(salts, wanted.size)]
+        if result is not _NOTHING and not partial:
+            result = (result, wanted.size)
+        served = result[1] if result is not _NOTHING else 0
+        fields.append(np.array([int(partial), int(headroom), served]))
+        if result is _NOTHING:
+            return fields
+        done = wanted[:served]
+        if self._identity is not None:
+            for i in np.flatnonzero(self._identity.lines[done, USED] == 0).tolist():
+                self._identity.open(int(done[i]), salts[i] if salts else None, NONE)
+            before = self.lengths[done] - np.diff(starts)[:served]  # type: ignore[attr-defined]
+            self._identity.write(done, before, starts[: served + 1], text)
+        return [*fields, *self._finished(done), self._recorder.tokens(text)]
 
     def confirm(self, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> None:
         """Do it, and record it."""
