@@ -15,7 +15,13 @@ LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "ena
 DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 74, "again": False}
 MISTRAL = {"model": "mistral", "block_size": 32, "num_gpu_blocks_override": 52}
 HYBRID = {"model": "hybrid", "block_size": 32, "num_gpu_blocks_override": 104}
-ROUGH = LLAMA | {"rough": True, "num_gpu_blocks_override": 17, "max_num_seqs": 16, "scheduling_policy": "priority"}
+ROUGH = LLAMA | {
+    "rough": True,
+    "max_model_len": 512,
+    "num_gpu_blocks_override": 17,
+    "max_num_seqs": 16,
+    "scheduling_policy": "priority",
+}
 
 
 def same(stock, *ours):
