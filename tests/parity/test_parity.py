@@ -32,6 +32,8 @@ cases = sys.modules["parity_cases"] = module_from_spec(_spec)
 _spec.loader.exec_module(cases)
 Case, CASES, drive, INTERPRETED = cases.Case, cases.CASES, cases.drive, cases.INTERPRETED
 
+LONGEST = "one row of 131072 entries"
+
 on_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]
 IMPLEMENTATIONS = [
     pytest.param("cpu", "reference", id="reference"),
@@ -49,7 +51,10 @@ everywhere = pytest.mark.parametrize(("device", "kernels"), IMPLEMENTATIONS)
 
 
 @everywhere
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.id, marks=[pytest.mark.compiled] if case.name == LONGEST else []) for case in CASES],
+)
 def test_every_implementation_does_what_the_model_says(case: Any, device: str, kernels: str) -> None:
     drive(case, lambda tables, rank: DeviceTables(tables, device, cp_rank=rank, kernels=kernels))
 
@@ -159,7 +164,7 @@ def test_a_broken_kernel_is_noticed(verb: str, broken: Callable[..., None]) -> N
 
     noticed = 0
     for case in CASES:
-        if case.max_rows < 4096 and case.name != "one row of 131072 entries":
+        if case.max_rows < 4096 and case.name != LONGEST:
             try:
                 drive(case, make)
             except AssertionError:

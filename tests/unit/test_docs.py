@@ -18,6 +18,7 @@ CLOCK = re.compile(
 )  # times of this machine: one in a line, or the last column
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("page", "line", "shown"), EXAMPLES)
 def test_a_page_shows_what_is_printed(page: str, line: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)

@@ -161,6 +161,7 @@ def counts(summary: Summary) -> dict[str, object]:
     return {name: getattr(summary, name) for name in Summary.__slots__ if name != "us_per_step"}
 
 
+@pytest.mark.compiled
 def test_the_same_seed_gives_the_same_counts() -> None:
     geometry = plan(max_model_len=2048, block_size=32, contracts=["FLASHINFER_MLA"])
     first, again, other = (
@@ -360,6 +361,7 @@ def test_every_finding_is_an_error_of_the_library() -> None:
     assert issubclass(ContractError, BlockTableError)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("block_size", "longest", "backend", "columns"),
     [(544, 9416, "FLASHINFER_MLA", 308), (32, 9416, "FLASHINFER_MLA", 296), (128, 640, "FLASHINFER_MLA", 10)],
@@ -398,6 +400,7 @@ def run_whole(trace: Trace, *, longest: int, **limits: Any) -> Summary:
     return summary
 
 
+@pytest.mark.compiled
 def test_the_start_of_the_mooncake_trace() -> None:
     trace = public_trace("mooncake-conversation.jsonl").first(300)
     off, lru, roomy = (
@@ -409,6 +412,7 @@ def test_the_start_of_the_mooncake_trace() -> None:
     assert roomy.evictions == 0 < lru.evictions
 
 
+@pytest.mark.compiled
 def test_the_start_of_the_azure_trace() -> None:
     run_whole(public_trace("azure-conv-2023.csv").first(300), longest=16384, num_blocks=8192)
 

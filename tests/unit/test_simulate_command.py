@@ -76,6 +76,7 @@ def test_json_is_one_object_with_the_promised_fields() -> None:
     assert result.out.count("\n") == 1
 
 
+@pytest.mark.compiled
 def test_the_same_seed_gives_the_same_object_and_another_seed_another() -> None:
     first, again, other = (Result(*SMALL, "--limit", "20", "--json", "--seed", seed).facts for seed in "778")
     for facts in (first, again, other):
@@ -83,6 +84,7 @@ def test_the_same_seed_gives_the_same_object_and_another_seed_another() -> None:
     assert first == again != other
 
 
+@pytest.mark.compiled
 def test_a_small_pool_preempts_and_still_finishes_everything() -> None:
     facts = Result(*SMALL, "--num-blocks", "17", "--limit", "60", "--step-ms", "500", "--json").facts
     assert facts["preemptions"] > 0  # type: ignore[operator]
@@ -341,6 +343,7 @@ def test_a_single_run_can_be_a_report_too(tmp_path: Path) -> None:
 RUN = "import typer; from blocktable.cli.simulate import command; app = typer.Typer(); app.command()(command); app()"
 
 
+@pytest.mark.compiled
 def test_a_terminal_gets_a_bar_with_rate_and_time_left_and_ctrl_c_a_summary() -> None:
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
@@ -365,6 +368,7 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left_and_ctrl_c_a_summary() ->
     assert facts["steps"] > 0
 
 
+@pytest.mark.compiled
 def test_a_terminal_gets_the_summary_as_a_table() -> None:
     terminal, inside = pty.openpty()
     process = subprocess.Popen(

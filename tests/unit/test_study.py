@@ -47,12 +47,14 @@ def test_pools_of_as_many_tokens_have_blocks_accordingly_and_the_null_block() ->
     assert [cell.size()[1] for cell in CELLS] == [257, 513, 129, 257]
 
 
+@pytest.mark.compiled
 def test_a_cell_is_the_same_in_a_process_of_its_own_in_a_study_and_again() -> None:
     alone = [counts(run_cell(cell, SOURCE)) for cell in CELLS]
     assert [counts(record) for record in Study(CELLS, SOURCE, jobs=1).run()] == alone
     assert len({json.dumps(record) for record in alone}) == len(CELLS)
 
 
+@pytest.mark.compiled
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux")
 def test_processes_give_the_same_records_in_the_order_of_the_cells() -> None:
     pytest.importorskip("joblib", reason="joblib is not installed: extra `report`")
@@ -60,6 +62,7 @@ def test_processes_give_the_same_records_in_the_order_of_the_cells() -> None:
     assert [counts(record) for record in together] == [counts(run_cell(cell, SOURCE)) for cell in CELLS]
 
 
+@pytest.mark.compiled
 def test_what_is_kept_is_not_run_again_and_another_release_or_trace_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,7 @@ def test_what_is_kept_is_not_run_again_and_another_release_or_trace_is(
     assert len(ran) == len(CELLS) + 2
 
 
+@pytest.mark.compiled
 def test_a_cut_line_costs_only_itself(tmp_path: Path) -> None:
     """What an interruption left half written must not swallow the cell that is appended after it."""
     kept = tmp_path / "kept"
@@ -96,6 +100,7 @@ Study(cells, Source(seed=3, limit=8), jobs=int(sys.argv[2]), kept=Path(sys.argv[
 """
 
 
+@pytest.mark.compiled
 def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(kept), "1"])
@@ -118,6 +123,7 @@ def workers() -> Iterator[int]:
             yield int(pid)
 
 
+@pytest.mark.compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
 def test_a_worker_that_is_killed_costs_no_cell(tmp_path: Path) -> None:
     """After the first cell one of the processes is killed, as the kernel does when memory runs out."""
@@ -200,6 +206,7 @@ def test_the_front_is_what_brute_force_says(found: list[tuple[int, int, int, int
         assert record["front"] == (not why and not any(beats(other, record) for other in standing))
 
 
+@pytest.mark.compiled
 def test_results_are_the_same_as_csv_and_parquet(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: extra `report`")
     records = [run_cell(cell, SOURCE) for cell in (*CELLS, Cell(num_blocks=9, max_model_len=4096))]
@@ -262,6 +269,7 @@ def test_curves_keep_every_peak_in_bounded_memory(steps: int) -> None:
     assert shown == {n: c for n in (2**e for e in range(9)) if (c := sum(n // 2 < x <= n for x in lengths))}
 
 
+@pytest.mark.compiled
 def test_curves_agree_with_the_summary() -> None:
     record = run_cell(CELLS[0], SOURCE)
     curves = record["curves"]
