@@ -75,6 +75,19 @@ def test_compute_capabilities(real, backend, vllm_version, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_attention_sinks(backend, vllm_version, name, monkeypatch):
+    ours = {
+        on
+        for one in catalogue("vllm").sinks
+        if one.name == name and one.versions.contains(vllm_version)
+        for on in one.hardware
+    }
+    if ours and "*" not in ours:
+        pytest.skip(f"{name} asks the platform whether it takes sinks")
+    assert bool(ours) == backend.supports_sink()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_context_parallelism(backend, vllm_version, name):
     contract = get_contract(f"vllm:{name}@{vllm_version}")
     try:

@@ -167,6 +167,14 @@ CHOICES = [
     ("0.32.0", "a100", {**LLAMA, "head_dim": 512}, 1, "FLASHINFER"),
     ("0.26.0", "a100", {**LLAMA, "head_dim": 512}, 1, "TRITON_ATTN"),
     ("0.32.0", "h100", {**LLAMA, "head_dim": 512}, 1, "FLASH_ATTN"),
+    # Attention sinks: FlashAttention 2 takes none, and FlashInfer on Hopper and RTX only from some release on.
+    ("0.32.0", "a100", {**LLAMA, "model_type": "gpt_oss"}, 1, "TRITON_ATTN"),
+    ("0.32.0", "h100", {**LLAMA, "model_type": "gpt_oss"}, 1, "FLASH_ATTN"),
+    ("0.32.0", "b200", {**LLAMA, "model_type": "gpt_oss"}, 1, "FLASHINFER"),
+    ("0.32.0", "rtx-pro-6000", {**LLAMA, "model_type": "gpt_oss"}, 1, "FLASHINFER"),
+    ("0.27.0", "rtx-pro-6000", {**LLAMA, "model_type": "gpt_oss"}, 1, "TRITON_ATTN"),
+    ("0.19.0", "b200", {**LLAMA, "model_type": "gpt_oss"}, 1, "FLASHINFER"),
+    ("0.32.0", "mi300x", {**LLAMA, "model_type": "gpt_oss"}, 1, "TRITON_ATTN"),
 ]
 
 

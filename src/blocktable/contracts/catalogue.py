@@ -17,7 +17,7 @@ from blocktable.contracts.releases import Release, WidthPolicy
 from blocktable.contracts.rules import parse_rule, parse_size
 from blocktable.errors import ArgumentError, CatalogueError
 
-__all__ = ["Call", "Catalogue", "Priority", "Record", "read_catalogue", "read_entries"]
+__all__ = ["Call", "Catalogue", "Priority", "Record", "Sinks", "read_catalogue", "read_entries"]
 
 
 _EVIDENCE: tuple[Evidence, ...] = ("run", "read", "inferred")
@@ -114,6 +114,14 @@ class _Priority(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_size: int | None = None
 
 
+class _Sinks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``[[sinks]]`` entry as written: on which hardware a backend takes attention sinks; one that is not named takes none."""
+
+    name: str
+    hardware: list[str]
+    versions: str = ""
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole data file as written."""
 
@@ -128,6 +136,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusals: dict[str, str] = {}
     backend: list[_Backend] = []
     priority: list[_Priority] = []
+    sinks: list[_Sinks] = []
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,15 @@ class Priority:
 
 
 @dataclass(frozen=True)
+class Sinks:
+    """Where a backend takes attention sinks, in those releases: hardware patterns, ``"*"`` for all."""
+
+    name: str
+    versions: SpecifierSet
+    hardware: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Catalogue:
     """One data file, read: releases ascending, records by name, existence ranges by name, aliases.
 
@@ -213,6 +231,7 @@ class Catalogue:
     instead: Mapping[str, str]
     refusals: Mapping[str, str]
     priorities: tuple[Priority, ...]
+    sinks: tuple[Sinks, ...]
 
 
 def read_catalogue(text: str, file: str, *, names: Iterable[str] = ()) -> Catalogue:
@@ -241,6 +260,7 @@ def read_catalogue(text: str, file: str, *, names: Iterable[str] = ()) -> Catalo
         instead=data.instead,
         refusals=data.refusals,
         priorities=tuple(_priority(one, exists, where, index) for index, one in enumerate(data.priority)),
+        sinks=tuple(_sinks(one, exists, where, index) for index, one in enumerate(data.sinks)),
     )
 
 
@@ -280,6 +300,16 @@ def _priority(written: _Priority, exists: Mapping[str, SpecifierSet], where: "_W
         max_heads=written.max_heads,
         quantized=written.quantized,
         head_size=written.head_size,
+    )
+
+
+def _sinks(written: _Sinks, exists: Mapping[str, SpecifierSet], where: "_Where", index: int) -> Sinks:
+    if written.name not in exists:
+        where.fail("sinks", index, "name", f"{written.name!r} is no backend of this file")
+    return Sinks(
+        name=written.name,
+        versions=where.range(written.versions, "sinks", index, "versions"),
+        hardware=tuple(written.hardware),
     )
 
 

@@ -83,6 +83,8 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
         yield "block_size not supported"
     if model and ("MLA" in contract.name) != (model.kind == "mla"):
         yield "MLA not supported" if model.kind == "mla" else "non-MLA not supported"
+    if model and model.sinks and hardware and not _takes_sinks(contract, launch, hardware):
+        yield "attention sinks not supported"
     if model and ("SPARSE" in contract.name) != model.sparse:
         yield "sparse not supported" if model.sparse else "non-sparse not supported"
     if hardware and contract.hardware and not any(runs_on(one, hardware) for one in contract.hardware):
@@ -95,6 +97,18 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
         yield f"{kernel} kernel requires qk_nope_head_dim in {list(contract.qk_nope_head_sizes)}, but got {nope}"
     if hardware:
         yield from (why for pattern, why in contract.unsuited if pattern != "*" and runs_on(pattern, hardware))
+
+
+def _takes_sinks(contract: Contract, launch: Launch, hardware: str) -> bool:
+    from packaging.version import Version  # noqa: PLC0415 - loaded with the data, not before
+
+    version = Version(launch.release.data_version)
+    return any(
+        on == "*" or runs_on(on, hardware)
+        for one in catalogue(launch.release.engine).sinks
+        if one.name == contract.name and one.versions.contains(version, prereleases=True)
+        for on in one.hardware
+    )
 
 
 def _needs(launch: Launch, contract: Contract) -> Iterator[str]:

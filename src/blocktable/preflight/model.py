@@ -19,6 +19,7 @@ _STATE_KEYS = (
 )
 # Where vLLM looks for the heads of a key, in its order.
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+_WITH_SINKS = ("gpt_oss",)
 # Where it looks for the longest request; the least counts, and Cohere's own name wins.
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
@@ -32,7 +33,7 @@ class Model:
     """A text model as far as block tables are concerned.
 
     ``family`` is its type, as configs name it; ``kind`` is mla where a latent is cached, gqa where keys and values are; ``sparse``: an index chooses the tokens, from a
-    cache of its own; ``state``: some layers keep a recurrent state. ``head_size`` is that of the cache (latent and rope
+    cache of its own; ``state``: some layers keep a recurrent state; ``sinks``: every layer has attention sinks. ``head_size`` is that of the cache (latent and rope
     for MLA), ``heads`` those of the whole model. ``max_model_len`` is None where a scaled rope decides it. ``kept`` is what
     its layers keep, ``drafting`` the number of those that it brings to draft tokens, and ``recurrent`` the state of one, None where that is not known; ``index_size`` the bytes per token of a
     sparse layer's index; ``dtype`` that of its weights, ``kv_dtype`` the one that a quantized checkpoint asks for its cache
@@ -49,6 +50,7 @@ class Model:
     qk_nope_head_size: int | None = None
     sparse: bool = False
     state: bool = False
+    sinks: bool = False
     max_model_len: int | None = None
     kept: Layers | None = None
     drafting: int | None = None
@@ -121,6 +123,7 @@ def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
         qk_nope_head_size=_number(path, config, "qk_nope_head_dim") if latent else None,
         sparse=bool(latent and config.get("index_topk")),
         state=_keeps_state(config),
+        sinks=config.get("model_type") in _WITH_SINKS,
         max_model_len=_longest(path, config),
         kept=read_layers(config),
         drafting=drafting_layers(config),
