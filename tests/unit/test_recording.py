@@ -170,6 +170,19 @@ def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
     assert path.stat().st_size / 64 / 600 < 4, "bytes per token of a decode, before compression"
 
 
+def test_it_goes_on_where_it_began_though_the_program_does_not(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with recording.record("run"):
+        tables = BlockTables([plan(max_model_len=4096, block_size=4)], max_rows=64, num_blocks=5000)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for seed in range(20):  # more than the file grows by at once
+            ids = np.random.default_rng(seed).integers(1, 5000, 64 * 900)
+            tables.assign(np.arange(64), np.arange(65) * 900, ids)
+    assert (tmp_path / "run").stat().st_size > 2**20
+    assert recording.replay(tmp_path / "run").differs == ""
+
+
 def test_a_ring_keeps_its_size_and_the_last_steps(tmp_path):
     path = tmp_path / "run"
     _, cache = recorded(path, GROUPS["full"], steps=300, ring=16384)

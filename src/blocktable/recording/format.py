@@ -13,6 +13,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +101,8 @@ class Writer:
             return
         begin, size = self.size, max(size, self._piece)
         os.pwrite(self._file, bytes(size), begin)  # now, so that a full disk is an error here and not a signal later
-        self.window = np.memmap(self.path, np.uint8, "r+", begin, (size,)).view(np.ndarray)
+        before = begin % ALLOCATIONGRANULARITY  # a mapping begins with a page
+        self.window = np.frombuffer(mmap(self._file, before + size, offset=begin - before), np.uint8)[before:]
         self._begin, self.meta[coding.AT] = begin, 0
 
     def say(self, record: list[Any]) -> None:
