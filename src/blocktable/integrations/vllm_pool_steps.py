@@ -35,7 +35,11 @@ _COORDINATORS = (
 class Row(list[Any]):
     """A request's blocks; up to ``room`` tokens, slots for drafts included, they stay as they are."""
 
-    room = 0
+    __slots__ = ("room",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = 0
 
 
 def why_not(manager: Any) -> str:
