@@ -6,6 +6,7 @@ from blocktable import Contract, get_contract
 from blocktable.contracts import list_contracts
 from blocktable.contracts.engines import catalogue
 from blocktable.contracts.hardware import runs_on
+from blocktable.preflight.choice import _IN_32_BITS
 
 pytestmark = pytest.mark.conformance
 
@@ -72,6 +73,13 @@ def test_compute_capabilities(real, backend, vllm_version, name):
             for one in record.contract.hardware
         )
         assert ours == backend.supports_compute_capability(capability(major, minor)), (major, minor)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_in_32_bits(real, backend, vllm_version, name):
+    if "cpu" in get_contract(f"vllm:{name}@{vllm_version}").hardware:
+        pytest.skip("a CPU selects nothing")
+    assert (name in _IN_32_BITS) == backend.supports_dtype(real("torch").float32)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -116,6 +116,18 @@ NEWEST = "--engine vllm==0.32.0"
         (f"{NEWEST} --gpu h100 -- vllm serve kimi --max-model-len 9416", 3, {"width": None}),
         (f"{NEWEST} --gpu h100 -- vllm serve minimax-01 --max-model-len 9416", 3, {"width": None}),
         (f"{NEWEST} --gpu h100 -- vllm serve minimax-m2 --max-model-len 9416", 0, {"width": 592}),
+        # Attention in 32 bits is Triton's alone.
+        (
+            f"{NEWEST} --gpu h100 -- vllm serve llama --dtype float32 --max-model-len 9416",
+            0,
+            {"backend": "TRITON_ATTN"},
+        ),
+        (
+            f"{NEWEST} --gpu h100 -- vllm serve llama --dtype float32 --attention-backend FLASH_ATTN --max-model-len 9416",
+            1,
+            {"reason": "vllm 0.32.0 does not select FLASH_ATTN: dtype not supported"},
+        ),
+        (f"{NEWEST} --gpu cpu -- vllm serve llama --dtype float32 --max-model-len 9416", 0, {"backend": "CPU_ATTN"}),
         # A key of one head is on every rank, so that eight of them share a row.
         (f"{NEWEST} --gpu h100 -- vllm serve falcon -tp 8 -dcp 8 --max-model-len 9416", 0, {"width": 80}),
     ],

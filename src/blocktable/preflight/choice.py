@@ -14,6 +14,12 @@ __all__ = ["Choice", "choose", "refused_reasons", "tried"]
 
 _REASON_OF_RANKS = (0, 29)  # from this vLLM on, the selection asks for context parallelism
 
+_IN_32_BITS = (
+    "TRITON_ATTN",
+    "FLEX_ATTENTION",
+    "ROCM_ATTN",
+)  # of all GPUs; the others compute in 16 bits (supported_dtypes)
+
 
 class Choice(NamedTuple):
     """The backend chosen (None: none suits), and each one before it with the reasons for which it was passed over."""
@@ -77,6 +83,8 @@ def _reasons(launch: Launch, contract: Contract) -> Iterator[str]:
     model, hardware = launch.model, launch.hardware
     if model and not contract.accepts_head(model.head_size):
         yield "head_size not supported"
+    if launch.dtype in ("float32", "float") and contract.name not in _IN_32_BITS:
+        yield "dtype not supported"
     if launch.kv_dtype != "auto" and not contract.accepts_cache(launch.kv_dtype, hardware):
         yield "kv_cache_dtype not supported"
     if launch.block_size is not None and not _selects(contract, launch.block_size):
