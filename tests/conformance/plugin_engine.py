@@ -6,7 +6,7 @@ A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes something wrong: one ``slot
 ``hit`` of the prefix cache, the ``order`` in which cached blocks are evicted. ``processes`` runs the engine in processes
 of its own, where the plugin comes by its entry point alone; ``small`` is for Triton's interpreter. ``trace`` is a file of
 requests of which the first ``count`` are served, their lengths divided by 64. A ``rough`` run
-serves many requests, some of which are cut off, some more urgent than others, and resets the prefix cache in between; where
+serves that many requests, some of which are cut off, some more urgent than others, and resets the prefix cache in between; where
 our pool is in this process, it is recounted at each step. Without ``again`` the requests are served
 once, else a second time in reverse order. Other fields are the engine's own arguments.
 """
@@ -170,11 +170,11 @@ def recounted(original, manager):
     manager.recounts = getattr(manager, "recounts", 0) + 1
 
 
-def serve_roughly(llm, params):
-    """Serve 70 requests of two prefixes on an engine that is too small for them; return what came out of each."""
+def serve_roughly(llm, params, count):
+    """Serve requests of two prefixes on an engine that is too small for them; return what came out of each."""
     draw, engine, came = random.Random(11), llm.llm_engine, {}  # noqa: S311 - test data
     shared = [[draw.randrange(5, 31000) for _ in range(n)] for n in (8, 40)]
-    numbers = iter(range(70))
+    numbers = iter(range(count))
     step = 0
     while step < 20 or engine.has_unfinished_requests():
         for number in itertools.islice(numbers, draw.randrange(4)):
@@ -197,7 +197,7 @@ def serve_roughly(llm, params):
     return [came[name] for name in sorted(came, key=int)]
 
 
-def run(mode, model, plant="", processes=False, small=False, trace=None, count=600, again=True, rough=False, **engine):
+def run(mode, model, plant="", processes=False, small=False, trace=None, count=600, again=True, rough=0, **engine):
     os.environ["BLOCKTABLE_VLLM"] = mode
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     if {"tensor_parallel_size", "pipeline_parallel_size"} & set(engine):  # by itself vLLM wants a NUMA node per rank
@@ -242,7 +242,7 @@ def run(mode, model, plant="", processes=False, small=False, trace=None, count=6
         _patches.wrap(type(manager), "new_step_starts", recounted)
     began = time.monotonic()
     if rough:
-        rows = serve_roughly(llm, SamplingParams)
+        rows = serve_roughly(llm, SamplingParams, rough)
         return finish(llm, mode, rows, [round(loaded, 1), round(time.monotonic() - began, 1)])
     waves = [llm.generate(asked, params, use_tqdm=False)]
     if again and not trace:
