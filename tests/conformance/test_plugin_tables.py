@@ -179,30 +179,58 @@ def test_what_a_warm_up_writes_by_hand_reaches_the_device_and_goes_again(v1, ali
     saved = ours[0].block_table.np[:4, 0].copy()
     ours[0].block_table.np[:4, 0] = range(1, 5)
     ours.commit_block_table(4)
-    if alias:
-        assert ours[0].get_device_tensor(4)[:, 0].tolist() == [1, 2, 3, 4]
+    assert ours[0].get_device_tensor(4)[:, 0].tolist() == [1, 2, 3, 4]
     ours[0].block_table.np[:4, 0] = saved
     ours.commit_block_table(4)
     assert not ours[0].get_device_tensor(4).any()
     ours.host.check()
 
 
+WAITING = {
+    "nothing": lambda _: None,
+    "append": lambda one: one.append_row(([8],), 1),
+    "clear": lambda one: one.clear_row(1),
+    "move": lambda one: (one.clear_row(0), one.move_row(1, 0)),
+    "swap": lambda one: one.swap_row(0, 1),
+}
+
+
 @pytest.mark.parametrize("alias", [True, False])
-def test_serving_state_is_put_aside_and_back(v1, alias):
-    """What GPUModelRunner.preserve_serving_state does around a warm-up of its own."""
-    ours, _ = v1([16], [9], alias=alias)
-    ours.add_row(([5, 6],), 0)
-    ours.commit_block_table(1)
-    table = ours[0].block_table
-    saved = table.gpu.clone(), table.cpu.clone()
-    ours.clear()
-    ours.commit_block_table(4)
-    assert not ours[0].get_device_tensor(4).any()
-    table.gpu.copy_(saved[0])
-    table.cpu.copy_(saved[1])
-    ours.append_row(([7],), 0)
-    ours.commit_block_table(1)
-    assert ours[0].get_device_tensor(1)[0, :3].tolist() == [5, 6, 7]
+@pytest.mark.parametrize("waiting", WAITING)
+def test_serving_state_is_put_aside_and_back(v1, alias, waiting):
+    """What GPUModelRunner.preserve_serving_state does around a warm-up of its own, whatever waits for the next commit."""
+    ours, theirs = v1([16], [9], alias=alias)
+    for one in (ours, theirs):
+        one.add_row(([5, 6],), 0)
+        one.add_row(([7],), 1)
+        one.commit_block_table(2)
+        WAITING[waiting](one)
+        saved = [(part.block_table.gpu.clone(), part.block_table.cpu.clone()) for part in one.block_tables]
+        one.clear()
+        one.commit_block_table(4)
+        assert not one[0].get_device_tensor(4).any()
+        for part, (gpu, cpu) in zip(one.block_tables, saved, strict=True):
+            part.block_table.gpu.copy_(gpu)
+            part.block_table.cpu.copy_(cpu)
+        one.append_row(([4],), 0)
+        one.commit_block_table(2)
+    assert ours[0].get_device_tensor(2).tolist() == theirs[0].get_device_tensor(2).tolist()
+    assert ours[0].num_blocks_per_row.tolist() == theirs[0].num_blocks_per_row.tolist()
+    ours.host.check()
+
+
+def test_a_request_that_joins_a_padded_batch_sends_no_whole_rows(v1, torch, monkeypatch):
+    ours, _ = v1([16], [9], alias=False)
+    copied, copy = [], torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda self, *a, **k: (copied.append(self.shape), copy(self, *a, **k))[1]
+    )
+    for row in range(5):
+        ours.add_row(([row + 1],), row)
+        ours.commit_block_table(row + 1)
+        ours[0].get_device_tensor(8)[row + 1 :].fill_(0)
+    assert ours[0].get_device_tensor(8)[:, 0].tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert copied == []
 
 
 @pytest.mark.parametrize("alias", [True, False])

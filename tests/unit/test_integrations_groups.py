@@ -44,6 +44,10 @@ def test_what_is_known_holds_while_tables_are_made():
         assert groups.known() is known
         assert groups.pick(groups.known(), [False], encoder=True) == [("full", 0)]
     assert groups.known() is None
+    with groups.knowing("RSWASpec"):
+        assert groups.known() is None
+        assert groups.is_strange()
+    assert not groups.is_strange()
     assert groups.pick(None, [False, True], encoder=True) == [None, ("state", 0)]
 
 

@@ -1,5 +1,6 @@
 """The plugin's entry point without vLLM: modes, idempotence, honest failure, nothing heavy imported."""
 
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(vllm, "_registered", False)
     monkeypatch.delenv("BLOCKTABLE_VLLM", raising=False)
     monkeypatch.delenv("BLOCKTABLE_VLLM_STRICT", raising=False)
+    monkeypatch.setenv(vllm.RAY_COPIES, "")
     yield
     _patches.undo()
 
@@ -47,6 +49,24 @@ def test_it_registers_once_in_a_process(problems):
     vllm.register()
     vllm.register()
     assert problems == ["preflight"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "BLOCKTABLE_"), ("MY_,TWO_", "MY_,TWO_,BLOCKTABLE_"), ("BLOCKTABLE_", "BLOCKTABLE_")]
+)
+@pytest.mark.parametrize("word", ["off", "tables", "tabels"])
+def test_ray_is_told_to_carry_what_was_set(problems, monkeypatch, before, after, word):
+    monkeypatch.setenv(vllm.RAY_COPIES, before)
+    monkeypatch.setenv("BLOCKTABLE_VLLM", word)
+    vllm.register()
+    assert os.environ[vllm.RAY_COPIES] == after
+
+
+def test_ray_is_told_nothing_where_nothing_was_set(problems, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(vllm.PREFIX)]:
+        monkeypatch.delenv(name)
+    vllm.register()
+    assert not os.environ[vllm.RAY_COPIES]
 
 
 def test_what_cannot_be_had_is_said_in_one_line_and_vllm_goes_on(problems, caplog, monkeypatch):
@@ -89,8 +109,11 @@ SOURCE = {
     "def get_layers_from_vllm_config(vllm_config, layer_type, layer_names=None): ...",
     "model_executor/model_loader/utils.py": "def initialize_model(vllm_config, *, prefix='', model_class=None, model_config=None): ...",
     "model_executor/model_loader/base_loader.py": "def load(): initialize_model()",
-    "v1/worker/utils.py": "def select_common_block_size(kv_manager_block_size, backends, kv_cache_specs=None): ...",
-    "v1/core/kv_cache_utils.py": "def get_kv_cache_groups(vllm_config, kv_cache_spec): ...",
+    "v1/worker/utils.py": "def prepare_kernel_block_sizes(kv_cache_config, attn_groups): ...",
+    "v1/core/kv_cache_utils.py": "def get_kv_cache_groups(vllm_config, kv_cache_spec): ...\n"
+    "def get_kv_cache_config_from_groups(vllm_config, kv_cache_groups, available_memory): ...",
+    "v1/attention/backends/utils.py": "def get_supported_kv_cache_layouts(backends): ...\n"
+    "def resolve_kv_cache_layout(vllm_config, supported_layouts, kv_cache_specs=None): ...",
 }
 
 
@@ -111,7 +134,7 @@ def test_nothing_moved(release):
     ("file", "text", "says"),
     [
         ("config/vllm.py", "class VllmConfig: ...", "config/vllm.py has no VllmConfig.__post_init__"),
-        ("v1/worker/utils.py", "def select_common_block_size(size): ...", "takes (size), not (kv_manager_block_size"),
+        ("v1/worker/utils.py", "def prepare_kernel_block_sizes(size): ...", "takes (size), not (kv_cache_config"),
         ("model_executor/model_loader/base_loader.py", "def load(): make()", "does not call initialize_model"),
     ],
 )
@@ -122,7 +145,10 @@ def test_what_moved_is_named(release, file, text, says):
 
 def test_a_file_that_is_gone_is_named(release):
     (release / "v1/core/kv_cache_utils.py").unlink()
-    assert vllm_drift.moved(release, "preflight") == ["v1/core/kv_cache_utils.py has no get_kv_cache_groups"]
+    assert vllm_drift.moved(release, "preflight") == [
+        "v1/core/kv_cache_utils.py has no get_kv_cache_groups",
+        "v1/core/kv_cache_utils.py has no get_kv_cache_config_from_groups",
+    ]
 
 
 def test_a_body_is_the_same_but_for_comments_and_docstring(tmp_path):

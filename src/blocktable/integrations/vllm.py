@@ -26,6 +26,9 @@ MODES = ("preflight", "tables", "pool", "observe")  # in this order: what observ
 # In 0.31 the tables still hold kernel blocks. The preflight only warns in a release newer than the catalogue.
 TESTED = {"preflight": ">=0.31", "observe": ">=0.32,<0.33", "tables": ">=0.32,<0.33", "pool": ">=0.32,<0.33"}
 
+PREFIX = "BLOCKTABLE_"
+RAY_COPIES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+
 logger = logging.getLogger("vllm.blocktable")  # below vLLM's own, so that its level and handlers hold
 _registered = False
 
@@ -40,6 +43,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
+    _tell_ray()
     try:
         modes = read_modes(os.environ.get("BLOCKTABLE_VLLM", "preflight"))
     except PluginError as error:
@@ -68,6 +72,13 @@ def read_modes(text: str) -> tuple[str, ...]:
                 remedy=f"use {', '.join(MODES)} with commas between them, or off",
             )
     return () if "off" in words else tuple(mode for mode in MODES if mode in words)
+
+
+def _tell_ray() -> None:
+    """Let vLLM carry what is set of this package's variables to its Ray actors: it copies only what it is told to."""
+    if any(name.startswith(PREFIX) for name in os.environ):
+        told = [one.strip() for one in os.environ.get(RAY_COPIES, "").split(",") if one.strip()]
+        os.environ[RAY_COPIES] = ",".join(dict.fromkeys((*told, PREFIX)))
 
 
 def stay_stock(what: str, why: str) -> None:

@@ -30,8 +30,15 @@ FUNCTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "model_executor/model_loader/utils.py": {
             "initialize_model": "vllm_config * prefix model_class model_config",
         },
-        f"{WORKER}/utils.py": {"select_common_block_size": "kv_manager_block_size backends ..."},
-        "v1/core/kv_cache_utils.py": {"get_kv_cache_groups": "vllm_config kv_cache_spec"},
+        f"{WORKER}/utils.py": {"prepare_kernel_block_sizes": "kv_cache_config attn_groups"},
+        f"{CORE}/kv_cache_utils.py": {
+            "get_kv_cache_groups": "vllm_config kv_cache_spec",
+            "get_kv_cache_config_from_groups": "vllm_config kv_cache_groups available_memory",
+        },
+        "v1/attention/backends/utils.py": {
+            "get_supported_kv_cache_layouts": "backends",
+            "resolve_kv_cache_layout": "vllm_config supported_layouts kv_cache_specs",
+        },
     },
     "tables": {
         V1: {
@@ -62,6 +69,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "BlockTables.get_dummy_slot_mappings": "self num_tokens",
         },
         f"{WORKER}/worker_base.py": {"WorkerWrapperBase.initialize_from_config": "self kv_cache_configs"},
+        "config/vllm.py": {"VllmConfig.max_concurrent_batches": "self"},
     },
 }
 FUNCTIONS = {**FUNCTIONS, "observe": FUNCTIONS["tables"], "pool": {}}

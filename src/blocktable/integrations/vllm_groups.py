@@ -26,18 +26,19 @@ KINDS = {
 
 
 class Known(NamedTuple):
-    """The kinds and windows of all groups, and the number of blocks, null block included."""
+    """The kinds and windows of all groups, the number of blocks, null block included, and of steps in flight at most."""
 
     kinds: tuple[tuple[str, int], ...]
     num_blocks: int | None
+    depth: int = 2
 
 
-_current: Known | None = None
+_current: Known | str | None = None
 
 
 @contextmanager
-def knowing(groups: Known | None) -> Iterator[None]:
-    """Let tables that are made inside know their groups."""
+def knowing(groups: Known | str | None) -> Iterator[None]:
+    """Let tables that are made inside know their groups, or the name of a cache whose kind nobody knows here."""
     global _current  # noqa: PLW0603 - vLLM makes its tables without saying for which groups
     before, _current = _current, groups
     try:
@@ -48,7 +49,12 @@ def knowing(groups: Known | None) -> Iterator[None]:
 
 def known() -> Known | None:
     """Return what is known of the groups whose tables are being made; None before vLLM knows them itself."""
-    return _current
+    return _current if isinstance(_current, Known) else None
+
+
+def is_strange() -> bool:
+    """Return whether a group whose table is being made is of unknown kind, so that all of them are to be vLLM's own."""
+    return isinstance(_current, str)
 
 
 def read_groups(config: Any) -> Known | str:
@@ -65,10 +71,7 @@ def read_groups(config: Any) -> Known | str:
 
 
 def make_group(kind: tuple[str, int] | None, width: int, block_size: int, cp_size: int, cp_interleave: int) -> Group:
-    """Return a group whose rows are ``width`` blocks, no more and no less, as vLLM asks for.
-
-    A group of which nothing is known holds what any may: null blocks at the head of a row.
-    """
+    """Return a group whose rows are ``width`` blocks, no more and no less, as vLLM asks for."""
     ranks = 1 if kind and kind[0] == "state" else cp_size
     tokens = width * block_size * ranks
     geometry = plan(
@@ -77,11 +80,19 @@ def make_group(kind: tuple[str, int] | None, width: int, block_size: int, cp_siz
         cp_size=ranks,
         cp_interleave=cp_interleave if ranks > 1 else 1,
     )
-    name, window = kind or ("window", tokens)
+    name, window = kind or _any_kind(tokens)
     if name == "encoder":
         name = "full"
     made: Any = name
     return Group(geometry, kind=made, window=window if name in ("window", "chunked") else 0)
+
+
+def _any_kind(tokens: int) -> tuple[str, int]:
+    """Return what stands in for a kind that is not known yet: a window that ends nowhere.
+
+    Its rows hold whatever rows of any kind may hold: null blocks at the head, and blocks from there to the last token.
+    """
+    return "window", tokens
 
 
 def pick(groups: Known | None, state: Sequence[bool], *, encoder: bool) -> list[tuple[str, int] | None]:

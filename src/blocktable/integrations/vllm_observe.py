@@ -35,16 +35,14 @@ def _initialize(original: Callable[..., None], wrapper: Any, kv_cache_configs: l
     if isinstance(groups, str):
         stay_stock("observe", f"the cache {groups} is of a kind it does not know")
         return
-    runner = wrapper.worker.model_runner
+    runner = getattr(wrapper.worker, "model_runner", None)
     batch: Any = getattr(runner, "input_batch", None)
-    tables: Any = getattr(batch, "block_table", None)
-    observer: Any
-    if tables is not None:
-        observer = _ObserverV1(tables, groups)
-    else:
-        tables = runner.block_tables
-        observer = _ObserverV2(tables, groups)
-    _watched.append(observer)
+    first, second = getattr(batch, "block_table", None), getattr(runner, "block_tables", None)
+    tables: Any = second if first is None else first
+    if not getattr(tables, "block_tables", None):  # an encoder's worker, or that of a model without attention
+        logger.info("blocktable observe: this worker has no tables")
+        return
+    _watched.append(_ObserverV2(tables, groups) if first is None else _ObserverV1(tables, groups))
     logger.info("blocktable observe: %s", type(tables).__name__)
 
 
@@ -113,7 +111,9 @@ class _ObserverV1(_Observer):
                 none if state else part.slot_mapping.gpu[:tokens]
                 for part, state in zip(parts, self._state, strict=True)
             ],
-            copies=[self.without_given_up(g, part.block_table.gpu, computed) for g, part in enumerate(parts)],
+            copies=[
+                self.without_given_up(g, part.get_device_tensor(num_reqs), computed) for g, part in enumerate(parts)
+            ],
         )
 
 
@@ -121,9 +121,10 @@ class _ObserverV2(_Observer):
     """The second runner's tables: the rows gathered for the step. Those of finished requests stay as they were."""
 
     def __init__(self, tables: Any, known: Any) -> None:
-        sizes, sharded = tables.block_sizes, getattr(tables, "dcp_sharded", [True] * len(tables.block_sizes))
-        widths = [part.gpu.shape[1] for part in tables.block_tables]
-        enabled = [bool(one) for one in getattr(tables, "slot_mapping_enabled", [True] * len(sizes))]
+        sizes, sharded = tables.block_sizes, tables.dcp_sharded
+        widths = [table.shape[1] for table in tables.input_block_tables]
+        stock = getattr(tables, "_slot_mapping_enabled", None)  # vLLM's own keep it to themselves
+        enabled = tables.slot_mapping_enabled if stock is None else stock
         kinds = zip(pick(known, [not one for one in enabled], encoder=True), widths, sizes, sharded, strict=True)
         groups = [
             make_group(kind, width, size, tables.cp_size if split else 1, tables.cp_interleave)

@@ -9,9 +9,11 @@ a launch: it is logged, and vLLM goes on.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from blocktable._ints import ceil_div
@@ -152,32 +154,65 @@ def judge_built(config: Any) -> None:
 
     Raises `PreflightError` where a backend would refuse its table. Cost: some ten milliseconds.
     """
-    for group in _groups(config):
-        _judge_group(config, *group)
+    layers, groups = _groups(config)
+    tensors = _tensors(config, layers, groups) if groups else []
+    for group in groups:
+        _judge_group(config, group, _parts(layers, group), tensors)
 
 
-def _groups(config: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the cache of each group and the backend classes of its layers."""
+def _groups(config: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return the model's layers by name, and the groups that their caches form."""
     base = import_module("vllm.model_executor.layers.attention_layer_base").AttentionLayerBase
     layers = import_module("vllm.config.vllm").get_layers_from_vllm_config(config, base)
     specs = {}
     for name, layer in layers.items():
         if getattr(layer, "kv_sharing_target_layer_name", None) is None and (spec := layer.get_kv_cache_spec(config)):
             specs[name] = spec
-    if not specs:
-        return
-    for group in import_module("vllm.v1.core.kv_cache_utils").get_kv_cache_groups(config, specs):
-        backends = {layers[name].get_attn_backend() for name in group.layer_names}
-        yield group.kv_cache_spec, sorted(backends, key=lambda one: str(one.get_name()))
+    return layers, import_module("vllm.v1.core.kv_cache_utils").get_kv_cache_groups(config, specs) if specs else []
 
 
-def _judge_group(config: Any, spec: Any, backends: list[Any]) -> None:
+def _tensors(config: Any, layers: Mapping[str, Any], groups: list[Any]) -> list[Any]:
+    """Return where the caches would lie in memory, in the layout that the engine core is going to choose."""
+    layouts = import_module("vllm.v1.attention.backends.utils")
+    parts = [part for group in groups for part in _parts(layers, group)]
+    names = [one.name for one in layouts.get_supported_kv_cache_layouts({part.backend for part in parts})]
+    config, config.cache_config = copy(config), copy(config.cache_config)
+    config.cache_config.num_gpu_blocks_override = None
+    layouts.resolve_kv_cache_layout(config, [names], [part.kv_cache_spec for part in parts])
+    made = import_module("vllm.v1.core.kv_cache_utils").get_kv_cache_config_from_groups(config, groups, 1 << 50)
+    return list(made.kv_cache_tensors)
+
+
+def _parts(layers: Mapping[str, Any], group: Any) -> list[Any]:
+    """Return backend and cache of each part of a group, as vLLM's runner divides it."""
+    if not group.kv_cache_spec.has_layer_views:  # laid out by their model, without a backend
+        return []
+    found = {}
+    for name in group.layer_names:
+        spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+        backend = layers[name].get_attn_backend()
+        found[str(backend.get_name()), spec] = SimpleNamespace(backend=backend, kv_cache_spec=spec)
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+
+def _judge_group(config: Any, group: Any, parts: list[Any], tensors: list[Any]) -> None:
     from blocktable.contracts import Contract, get_contract  # noqa: PLC0415
 
+    spec, interface = group.kv_cache_spec, import_module("vllm.v1.kv_cache_interface")
+    if not parts or not isinstance(parts[0].kv_cache_spec, interface.AttentionSpec):
+        return  # no backend reads its table
+    if isinstance(parts[0].kv_cache_spec, interface.EncoderOnlyAttentionSpec):
+        return  # it has none
     length, block, version = config.model_config.max_model_len, spec.block_size, engine_version()
+    backends = list({str(part.backend.get_name()): part.backend for part in parts}.values())
     names = [str(backend.get_name()) for backend in backends]
+    mine = [one for one in tensors if not set(one.layers).isdisjoint(group.layer_names)]
+    if any(one.block_stride > one.layer_stride for one in mine):
+        logger.info("blocktable preflight: %s not judged, its blocks lie packed with other layers'", ", ".join(names))
+        return
+    alone = SimpleNamespace(kv_cache_groups=[group], kv_cache_tensors=mine)
     try:
-        kernel = import_module("vllm.v1.worker.utils").select_common_block_size(block, backends)
+        (kernel,) = import_module("vllm.v1.worker.utils").prepare_kernel_block_sizes(alone, [parts])
     except ValueError as error:
         reason = f"a group of layers has blocks of {block} tokens, and {', '.join(names)} cannot split them"
         _refuse("built", reason, f"ValueError: {error}", _ways(config, names[0], block), sure=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from blocktable.integrations import _patches
 from blocktable.integrations.vllm import logger, stay_stock
-from blocktable.integrations.vllm_groups import knowing, read_groups
+from blocktable.integrations.vllm_groups import is_strange, knowing, known, read_groups
 
 __all__ = ["in_use", "install"]
 
@@ -21,7 +21,6 @@ _INPUT_BATCH, _V2, _V2_RUNNER = (
     "vllm.v1.worker.gpu.model_runner",
 )
 _stock: dict[str, Any] = {}
-_kept = False  # a worker of this process keeps vLLM's tables
 
 
 def install() -> None:
@@ -38,7 +37,7 @@ def _maker(runner: str) -> type:
 
     class Tables:
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            if _kept or not kwargs.get("block_sizes"):  # a model without caches has no tables
+            if is_strange() or not kwargs.get("block_sizes"):  # a model without caches has no tables
                 return _stock[runner](*args, **kwargs)
             return _ours(runner)(*args, **kwargs)
 
@@ -60,26 +59,27 @@ def _ours(runner: str) -> Any:
 
 
 def _initialize(original: Callable[..., None], wrapper: Any, kv_cache_configs: list[Any]) -> None:
-    global _kept  # noqa: PLW0603 - the runner makes its tables without an argument of ours
     groups = read_groups(kv_cache_configs[wrapper.global_rank])
     if isinstance(groups, str):
         stay_stock("tables", f"the cache {groups} is of a kind it does not know")
-        _kept = True
     else:
-        _kept = False
-    with knowing(None if isinstance(groups, str) else groups):
+        groups = groups._replace(depth=max(wrapper.vllm_config.max_concurrent_batches, 2))
+    with knowing(groups):
         original(wrapper, kv_cache_configs)
-        runner = wrapper.worker.model_runner
-        batch: Any = getattr(runner, "input_batch", None)
-        first: Any = getattr(batch, "block_table", None)
-        # V1's first tables are made before the groups are known, and kept where their sizes are the same.
-        if hasattr(first, "arguments") and first.known is None:
-            batch.block_table = (_stock["v1"] if _kept else type(first))(**first.arguments)
+        runner = getattr(wrapper.worker, "model_runner", None)
+        _make_anew(getattr(runner, "input_batch", None))
     logger.info("blocktable tables: %s", in_use(runner))
+
+
+def _make_anew(batch: Any) -> None:
+    """Make V1's tables again: the first are made before the groups are known, and kept where their sizes are the same."""
+    first: Any = getattr(batch, "block_table", None)
+    if hasattr(first, "arguments") and (is_strange() or first.known != known()):
+        batch.block_table = (_stock["v1"] if is_strange() else type(first))(**first.arguments)
 
 
 def in_use(runner: Any) -> str:
     """Return the full name of the class of a model runner's tables."""
     tables = getattr(getattr(runner, "input_batch", None), "block_table", None) or getattr(runner, "block_tables", None)
     kind = type(tables)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return "this worker has none" if tables is None else f"{kind.__module__}.{kind.__qualname__}"

@@ -9,6 +9,7 @@ handed: null blocks into rows past the batch, -1 into slots past its tokens.
 
 from collections.abc import Sequence
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,31 +25,47 @@ from blocktable.tables import BlockTables
 __all__ = ["TablesV1"]
 
 
-class Buffer:
-    """One table or one group's slots, on the host and on the device, by the names that vLLM uses."""
+class Halves:
+    """One group's table on the host and on the device, by the names that vLLM uses.
 
-    def __init__(self, owner: "TablesV1", cpu: torch.Tensor, gpu: torch.Tensor) -> None:
-        self._owner = owner
-        self.cpu = cpu
-        self.gpu = gpu
+    Whoever asks for a half may write it, or put it aside and bring it back. So what waits is sent first, and the next
+    commit sends the rows again.
+    """
+
+    def __init__(self, owner: "TablesV1", host: torch.Tensor, device: torch.Tensor) -> None:
+        self._owner, self._host, self._device = owner, host, device
+
+    @property
+    def cpu(self) -> torch.Tensor:
+        """The host's half."""
+        self._owner.lend()
+        return self._host
 
     @property
     def np(self) -> Any:
-        """The host's half, to be written: the next commit carries all of it."""
-        self._owner._written = True
+        """The host's half."""
         return self.cpu.numpy()
+
+    @property
+    def gpu(self) -> torch.Tensor:
+        """The device's half."""
+        self._owner.lend()
+        return self._device
 
 
 class GroupV1:
     """One group's part of the tables; rows of other groups are left alone."""
 
-    def __init__(self, owner: "TablesV1", group: int, block_table: Buffer, slot_mapping: Buffer) -> None:
+    def __init__(
+        self, owner: "TablesV1", group: int, host: torch.Tensor, device: torch.Tensor, slots: torch.Tensor
+    ) -> None:
         shape = owner.host.shapes[group]
         self._owner, self._group = owner, group
+        self.host, self.device = host, device
         self.block_size, self.max_num_blocks_per_req = shape.block_size, shape.width
         self.dcp_world_size, self.dcp_rank = owner.ranks, owner.rank
         self.cp_kv_cache_interleave_size = owner.arguments["cp_kv_cache_interleave_size"]
-        self.block_table, self.slot_mapping = block_table, slot_mapping
+        self.block_table, self.slot_mapping = Halves(owner, host, device), SimpleNamespace(gpu=slots)
         self.maps_nothing = KINDS[shape.kind] == "state"
 
     def add_row(self, block_ids: list[int], row_idx: int) -> None:
@@ -62,9 +79,8 @@ class GroupV1:
 
     def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
         """Return the first rows of the device's table; rows past the batch may be made null in it."""
-        owner = self._owner
-        owner._handed = max(owner._handed, num_reqs)
-        return self.block_table.gpu[:num_reqs]
+        self._owner.hand_out(self._group, num_reqs)
+        return self.device[:num_reqs]
 
     @property
     def num_blocks_per_row(self) -> Any:
@@ -73,9 +89,9 @@ class GroupV1:
         return self._owner.host.tables[self._group].num_blocks
 
     def get_cpu_tensor(self) -> torch.Tensor:
-        """Return the host's table."""
+        """Return the host's table, to be read."""
         self._owner.pending.flush()
-        return self.block_table.cpu
+        return self.host
 
     def get_numpy_array(self) -> Any:
         """Return the host's table, to be read."""
@@ -83,7 +99,6 @@ class GroupV1:
 
     def clear(self) -> None:
         """Blank both halves; the rows are as they were once their contents are put back."""
-        self._owner.pending.flush()
         self.block_table.gpu.fill_(0)
         self.block_table.cpu.fill_(0)
 
@@ -93,6 +108,9 @@ class TablesV1:
 
     Rows wait for the commit of their step, so a refusal (a row past its width, an id outside the pool) comes from there:
     before any kernel reads the row, and with nothing changed.
+
+    The device follows by deltas. Rows in which vLLM may have written past them are kept as a set, and sent whole by the
+    first commit that has them in its batch.
     """
 
     alias = True  # on a CPU the device's table is the host's; a bench of the copy says otherwise
@@ -138,14 +156,15 @@ class TablesV1:
         )
         self.pending = Pending(self.host)
         on_host = self.alias and device.type == "cpu"
-        self.mirror = None if on_host else DeviceTables(self.host, device, cp_rank=self._cp_rank)
+        depth = self.known.depth if self.known else 2
+        self.mirror = None if on_host else DeviceTables(self.host, device, cp_rank=self._cp_rank, depth=depth)
         self._slots = torch.full((groups, max_num_batched_tokens), -1, dtype=torch.int64, device=device)
         self._rows: Any = np.arange(max_num_reqs)
         self._here: Any = self._slots.numpy() if on_host else None
         if device.type != "cpu":
             self._rows = torch.arange(max_num_reqs, device=device)
-        self._written = False  # by way of a buffer's np
-        self._committed = self._handed = 0  # rows of the last commit, rows handed out since
+        self._differ: Any = np.zeros(max_num_reqs, bool)  # rows whose device half may differ from the host's
+        self._committed = 0  # rows of the last commit; those behind them may be made null
         self.block_tables = [self._view(group) for group in range(groups)]
         if device.type == "cuda":  # compiled now rather than within the first step
             self._map(0, torch.zeros(1, dtype=torch.int32, device=device), self._slots[0, :0])
@@ -156,8 +175,7 @@ class TablesV1:
         entries = host._entries[start : start + host.max_rows * shape.width].reshape(host.max_rows, shape.width)
         cpu = torch.from_numpy(entries)
         gpu = cpu if self.mirror is None else self.mirror.tables[group]
-        slots = self._slots[group]
-        return GroupV1(self, group, Buffer(self, cpu, gpu), Buffer(self, slots, slots))
+        return GroupV1(self, group, cpu, gpu, self._slots[group])
 
     def append_row(self, block_ids: Sequence[Sequence[int]], row_idx: int) -> None:
         """Put blocks behind a row, one list per group."""
@@ -183,20 +201,32 @@ class TablesV1:
 
     def commit_block_table(self, num_reqs: int) -> None:
         """Bring what changed since the last commit to the device; cost: what changed, not the table."""
-        self.pending.flush()
+        self._send()
         if self.mirror is None:
             return
-        self.mirror.apply(self.host.commit())
-        self._restore(num_reqs)
-        self._committed = self._handed = num_reqs
-
-    def _restore(self, num_reqs: int) -> None:
-        """Send whole rows where the device's may differ: written from outside, or made null as padding while live."""
-        low, high = (0, num_reqs) if self._written else (self._committed, self._handed)
-        self._written = False
-        if low < high and any(table.num_blocks[low:high].any() for table in self.host.tables):
+        rows = np.flatnonzero(self._differ[:num_reqs])
+        if rows.size:
+            part = slice(rows[0], rows[-1] + 1)  # what lies between is equal already
             for group in self.block_tables:
-                group.block_table.gpu[low:high].copy_(group.block_table.cpu[low:high])
+                group.device[part].copy_(group.host[part])
+            self._differ[part] = False
+        self._committed = num_reqs
+
+    def _send(self) -> None:
+        self.pending.flush()
+        if self.mirror is not None:
+            self.mirror.apply(self.host.commit())
+
+    def lend(self) -> None:
+        """Make the halves alike; from here on any row of theirs may differ."""
+        self._send()
+        self._differ[:] = True
+
+    def hand_out(self, group: int, num_reqs: int) -> None:
+        """Note that one group's device rows behind the batch may be made null: a difference where they are live."""
+        if num_reqs > self._committed:
+            behind = slice(self._committed, num_reqs)
+            self._differ[behind] |= self.host.tables[group].num_blocks[behind] > 0
 
     def compute_slot_mapping(self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor) -> None:
         """Write the slot of every token of the step, -1 from there to the buffer's end."""

@@ -46,6 +46,7 @@ class TablesV2:
         self.block_sizes, self.num_kv_cache_groups = block_sizes, groups
         self.max_num_reqs, self.max_num_batched_tokens, self.device = max_num_reqs, max_num_batched_tokens, device
         self.cp_size, self.cp_rank, self.cp_interleave = cp_size, cp_rank, cp_interleave
+        self.slot_mapping_enabled, self.dcp_sharded = enabled, sharded
         self.known = known()
         kinds = pick(self.known, [not one for one in enabled], encoder=True)
         shapes = zip(kinds, max_num_blocks_per_group, block_sizes, sharded, strict=True)
@@ -59,7 +60,8 @@ class TablesV2:
         )
         self.pending = Pending(self.host)
         ranks = max(shape.cp_size for shape in self.host.shapes)
-        self.mirror = DeviceTables(self.host, device, cp_rank=cp_rank if ranks > 1 else 0)
+        depth = self.known.depth if self.known else 2
+        self.mirror = DeviceTables(self.host, device, cp_rank=cp_rank if ranks > 1 else 0, depth=depth)
         self.block_tables = [SimpleNamespace(gpu=table) for table in self.mirror.tables]
         self.num_blocks = SimpleNamespace(np=[table.num_blocks for table in self.host.tables])
         # The first batch has room for all rows: every later one of a step is a part of it, at the same addresses.
