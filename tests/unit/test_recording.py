@@ -413,6 +413,7 @@ def test_foreign_tables_are_recorded_by_their_entries(tmp_path):
     assert (tmp_path / "run").stat().st_size < 40 * 80, "only what changed is kept"
     stopped = recording.replay(tmp_path / "run", until_finding=True)
     assert (stopped.steps, stopped.finding.law, stopped.finding.row) == (21, "L4", 3)
+    assert run(["view", str(tmp_path / "run")]) == 2, "a watcher has no pool to draw"
     last = recording.history(tmp_path / "run", 3, group=1)[-1]
     assert list(last.blocks) == tables[1][3, : counts[1, 3]].tolist()
 

@@ -21,7 +21,14 @@ def options(parser: ArgumentParser) -> None:
         "Of a live cache draw with blocktable.view from Python. Exit status: 0 drawn, 2 wrong usage or input."
     )
     add("file", metavar="FILE", help="a recording, plain or gzipped")
-    add("--to", type=int, metavar="STEP", help="as it stood after so many commits (default: the end)")
+    add(
+        "--to",
+        "--step",
+        dest="to",
+        type=int,
+        metavar="STEP",
+        help="as it stood after so many commits (default: the end)",
+    )
     add(
         "--object",
         dest="number",
@@ -42,6 +49,7 @@ def command(
     """Replay the recording so far, and draw it."""
     from blocktable import view  # noqa: PLC0415 - loads the compiled loops
     from blocktable.recording import replay  # noqa: PLC0415
+    from blocktable.sanitize.watch import Watch  # noqa: PLC0415
     from blocktable.view.picture import Picture  # noqa: PLC0415
     from blocktable.view.text import draw_row  # noqa: PLC0415
 
@@ -53,6 +61,11 @@ def command(
             f"--object {number}: {file} holds {len(replayed.objects)} caches or tables", remedy="they count from 0"
         )
     found = replayed.objects[number]
+    if isinstance(found, Watch):
+        raise ArgumentError(
+            f"object {number} of {file} is a watcher, which has no pool to draw",
+            remedy="ask recording.history for what a row held",
+        )
     if html is not None:
         Path(html).write_text(view.html(found, f"{Path(file).name} after {replayed.steps} steps"), encoding="utf-8")
         return 0
