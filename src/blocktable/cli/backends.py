@@ -123,7 +123,9 @@ def _list_or_explain(
 
 def _takes(release: Release, contract: Contract, block: int) -> bool:
     answer = judge(Launch(release, contract.name, block_size=block))
-    return answer.verdict != "refused" and answer.block_size == block  # an engine that takes another in its place does not
+    return (
+        answer.verdict != "refused" and answer.block_size == block
+    )  # an engine that takes another in its place does not
 
 
 def _line(release: Release, contract: Contract) -> tuple[str, ...]:
