@@ -14,11 +14,8 @@ __all__ = ["Choice", "choose", "refused_reasons", "tried"]
 
 _REASON_OF_RANKS = (0, 29)  # from this vLLM on, the selection asks for context parallelism
 
-_IN_32_BITS = (
-    "TRITON_ATTN",
-    "FLEX_ATTENTION",
-    "ROCM_ATTN",
-)  # of all GPUs; the others compute in 16 bits (supported_dtypes)
+# The others compute in 16 bits (supported_dtypes).
+_IN_32_BITS = ("TRITON_ATTN", "TRITON_ATTN_DIFFKV", "FLEX_ATTENTION", "ROCM_ATTN")
 
 
 class Choice(NamedTuple):
