@@ -97,6 +97,13 @@ def test_a_pool_too_small_by_either_scheduler(engine, more):
     assert stock["preemptions"] > 200
 
 
+@pytest.mark.long
+def test_a_connector_that_brings_tokens_from_outside(engine):
+    settings = {**LLAMA, "kv_transfer_config": {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}}
+    (stock, ours), _ = engine({"mode": "off", **settings}, {"mode": "pool", **settings})
+    same(stock, ours)
+
+
 def test_in_processes_of_its_own_the_plugin_comes_by_its_entry_point(engine):
     settings = {**LLAMA, "processes": True, "again": False}
     (stock,), _ = engine({"mode": "off", **settings})
