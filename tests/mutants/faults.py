@@ -153,7 +153,7 @@ FAULTS = [
     ),
     Fault("K5", T, KERNELS, "if state[line + HIGH] < high:", "if state[line + HIGH] > high:", "L11"),
     Fault("K5", T, KERNELS, "if state[line + LOW] > low:", "if state[line + LOW] < low:", "L11"),
-    Fault("K5", T, KERNELS, "return entries[at] != 0", "return 0", "L11"),
+    Fault("K5", T, KERNELS, "was = i64(0)", "was = i64(entries[at])", "L11"),
     Fault("K5", T, KERNELS, "spans[n, 5] = live", "spans[n, 5] = state[line + SENT]", "L11"),
     Fault(
         "K5",
@@ -200,8 +200,8 @@ FAULTS = [
         "K6",
         T,
         KERNELS,
-        "if block_id == 0:\n                    out[line + t] = -1",
-        "if block_id == 0:\n                    out[line + t] = 0",
+        "if not block_id:\n                    out[line + t] = -1",
+        "if not block_id:\n                    out[line + t] = 0",
         "L6 L7 L13",
     ),
     Fault(
