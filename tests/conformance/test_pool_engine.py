@@ -107,6 +107,8 @@ def test_a_connector_that_brings_tokens_from_outside(engine):
 def test_in_processes_of_its_own_the_plugin_comes_by_its_entry_point(engine):
     settings = {**LLAMA, "processes": True, "again": False}
     (stock,), _ = engine({"mode": "off", **settings})
-    (ours,), _ = engine({"mode": "tables,pool", **settings})
+    (ours,), done = engine({"mode": "tables,pool", **settings}, environment={"VLLM_LOGGING_LEVEL": "INFO"})
     assert ours["digest"] == stock["digest"]
-    assert (ours["tables"], ours["pools"], stock["pools"]) == (TABLES, SHORT, [])
+    assert ours["tables"] == TABLES
+    # The scheduler has a process of its own, in which nothing can be asked: its log says what it runs on.
+    assert f"blocktable pool: {POOL}, steps shortened" in done.stdout + done.stderr

@@ -127,7 +127,9 @@ STAGES = [  # a launch, and how many layers the stage keeps that keeps most
 def test_the_fullest_stage_decides_and_the_last_one_has_the_layers_that_draft(
     line: str, layers: int, check: Any
 ) -> None:
-    words = f"--gpu h100 --backend TRITON_MLA --gpu-memory 1GiB -- vllm serve M --max-model-len 8192 --block-size 64 {line}"
+    words = (
+        f"--gpu h100 --backend TRITON_MLA --gpu-memory 1GiB -- vllm serve M --max-model-len 8192 --block-size 64 {line}"
+    )
     code, answer = check(LAYERS_61, words)
     assert code == 0
     assert answer["memory"]["bytes_per_token"] == layers * PER_LAYER
