@@ -238,7 +238,7 @@ LINES: dict[str, int] = {
     "--engine flashinfer==0.7.2 --backend trtllm-gen --max-model-len 9416": 3,
     "--engine flashinfer==0.7.2 --max-model-len 9416 --block-size 32 --gpu b200": 3,
     "--engine flashinfer==0.7.2 --backend auto --gpu cpu --max-model-len 9416 --block-size 32": 1,
-    "V --gpu tpu --backend TRITON_MLA": 2,
+    "V --gpu tpu --backend TRITON_MLA": 3,
     "V --gpu xpu --max-model-len 4096 --model ok": 3,
     "V --gpu mi300x --max-model-len 4096 --model ok": 0,
 }

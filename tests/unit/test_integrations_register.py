@@ -171,8 +171,8 @@ def test_a_body_that_changed_is_named(tmp_path):
 
 def test_a_member_nobody_knows_is_named(release):
     (release / "runner.py").write_text(
-        "self.input_batch.block_table.shuffle_rows(3)\nself.input_batch.block_table.clear()"
+        "def go(self):\n self.input_batch.block_table.shuffle_rows(3)\n self.input_batch.block_table.clear()"
     )
     assert list(vllm_drift.strangers(release, "block_table", {"clear"})) == [
-        "runner.py:1 touches block_table.shuffle_rows"
+        "runner.py:2 touches block_table.shuffle_rows"
     ]
