@@ -242,6 +242,7 @@ def test_fields_are_written_small_and_come_back(tmp_path, values):
     assert (tmp_path / "run").stat().st_size <= 4 + 2 * 12 + 1 + 10 * len(values or [])
 
 
+@pytest.mark.compiled
 def test_thousands_of_calls_repeat_what_they_were(tmp_path):
     rng = np.random.default_rng(0)
     with recording.record(tmp_path / "run"):
