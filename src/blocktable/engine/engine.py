@@ -193,9 +193,7 @@ class Engine:
         """
         requests = list(requests)
         self._refuse_broken()
-        for request in requests:
-            self.scheduler.refuse(request)
-        numbers = {self.scheduler.add(request): place for place, request in enumerate(requests)}
+        numbers = {number: place for place, number in enumerate(self.scheduler.add(*requests))}
         inbox: deque[Event] = deque()
         self._inboxes |= dict.fromkeys(numbers, inbox)
         left = sum(request.samples for request in requests)

@@ -89,9 +89,16 @@ class Scheduler:
                 remedy=f"shorten it to {self.longest - 1} tokens, or raise max_model_len if the model has the positions",
             )
 
-    def add(self, request: Request) -> int:
-        """Queue a request and return its number; its answer is cut where its row ends. Raises what ``refuse`` does."""
-        self.refuse(request)
+    def add(self, *requests: Request) -> list[int]:
+        """Queue requests and return their numbers; an answer is cut where its row ends.
+
+        Raises what ``refuse`` does for the first that is refused; none is queued then.
+        """
+        for request in requests:
+            self.refuse(request)
+        return [self._queue(request) for request in requests]
+
+    def _queue(self, request: Request) -> int:
         most = min(request.max_tokens, self.longest - len(request.prompt))
         request = replace(request, max_tokens=most)
         number = self._requests
