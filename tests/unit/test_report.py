@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from blocktable.curves import POINTS
 from blocktable.study import Cell, Record, Source, grid, mark_front, run_cell
 
 pytest.importorskip("plotly", reason="plotly is not installed: extra `report`")
@@ -17,13 +18,21 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: the report is not seen by a browser")
 
 TALL = {"width": 1200, "height": 20_000}  # what is near the screen is drawn, so this one shows everything
+WATCH = """
+window.came = [];
+new MutationObserver(() => {
+  for (const one of [".sketch", ".cartesianlayer"]) {
+    if (!came.includes(one) && document.querySelector(one)) came.push(one);
+  }
+}).observe(document, { childList: true, subtree: true });
+"""
 PATIENCE = 60_000  # milliseconds that a busy machine may take to draw
 
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
     cells = grid(block_size=[16, 64], num_blocks=[None], pool_tokens=[8192, 16384], backends=[("FLASHINFER_MLA",)])
-    found = [run_cell(cell, Source(limit=60)) for cell in cells]
+    found = [run_cell(cell, Source(limit=10)) for cell in cells]
     mark_front(found)
     return found
 
@@ -43,14 +52,16 @@ class Seen:
         page = browser.new_page(viewport=viewport, **how)
         self.console: list[str] = []
         self.asked: set[str] = set()
+        page.add_init_script(WATCH)
         page.on("console", lambda message: self.console.append(message.text))
         page.on("pageerror", lambda error: self.console.append(str(error)))
         page.on("request", lambda request: self.asked.add(request.url))
         page.goto(file.as_uri())
-        layers = "document.querySelectorAll('.cartesianlayer').length"  # one per figure
-        page.wait_for_function(f"{layers} >= {drawn}", timeout=PATIENCE)
+        layers = page.locator(".cartesianlayer")  # one per figure
+        layers.nth(drawn - 1).wait_for(state="attached", timeout=PATIENCE)  # without eval, which the page forbids
         page.wait_for_timeout(500)  # for what would come without being waited for
-        self.drawn = page.evaluate(layers)
+        self.drawn = layers.count()
+        self.came, self.left = page.evaluate("[window.came, document.querySelectorAll('.sketch').length]")
         self.asked = {url for url in self.asked if not url.startswith(("file:", "data:", "blob:"))}
         page.close()
 
@@ -101,6 +112,14 @@ def test_a_small_screen_does_not_wait_for_what_is_far_below_it(
 
 
 @in_browser
+def test_nobody_waits_for_plotly_to_be_read(browser: Any, records: list[Record], tmp_path: Path) -> None:
+    """Its script takes seconds of processor time; until it is read the figures are there as lines."""
+    seen = Seen(browser, page(records), tmp_path, 2)
+    assert seen.came == [".sketch", ".cartesianlayer"]
+    assert seen.left == 0
+
+
+@in_browser
 def test_the_browser_would_notice(browser: Any, records: list[Record], tmp_path: Path) -> None:
     """A request, a message and an error are seen by the same eyes."""
     open_page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page(records))
@@ -135,6 +154,10 @@ class Tables(HTMLParser):
         self._inside = False
 
 
+def figures(html: str) -> Any:
+    return json.loads(re.search(r"const figures = (.*);\n", html)[1].replace("\\u003c", "<"))  # type: ignore[index]
+
+
 def test_every_figure_is_a_table_too_and_the_cells_are_compared(records: list[Record]) -> None:
     html = page(records)
     comparison, *tables = Tables(html).tables
@@ -159,6 +182,8 @@ def test_one_run_shows_its_blocks_and_says_what_a_point_stands_for() -> None:
     blocks = Tables(html).tables[1]
     assert blocks[0][:5] == ["step", "seconds", "held, least", "held, mean", "held, most"]
     assert max(int(row[4]) for row in blocks[1:]) == record["peak_blocks"]
+    assert len(blocks) - 1 <= POINTS < record["steps"]
+    assert max(len(trace["x"]) for figure in figures(html) for trace in figure["traces"]) <= POINTS
 
 
 def test_a_study_in_which_nothing_could_run_is_a_page_all_the_same() -> None:
@@ -173,4 +198,4 @@ def test_a_study_in_which_nothing_could_run_is_a_page_all_the_same() -> None:
 def test_no_text_of_a_trace_ends_the_script(records: list[Record]) -> None:
     data = page(records, "</script><script>alert(1)</script>")
     assert "<script>alert" not in data
-    assert json.loads(re.search(r"const figures = (.*);\n", data)[1].replace("\\u003c", "<"))  # type: ignore[index]
+    assert figures(data)
