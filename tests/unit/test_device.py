@@ -359,6 +359,7 @@ def test_each_rank_maps_its_own_slots_and_their_union_is_every_position_once() -
 # ---- what is sent
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_bytes_are_in_proportion_to_the_change(kernels: str) -> None:
     groups = [blocktable.plan(max_model_len=8192 * 16, block_size=16) for _ in range(3)]

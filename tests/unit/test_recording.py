@@ -144,6 +144,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert found.objects[0].lengths[0] == 7
 
 
+@pytest.mark.compiled
 def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
     path, rows = tmp_path / "run", np.arange(64)
     with recording.record(path) as recorder:
@@ -170,6 +171,7 @@ def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
     assert path.stat().st_size / 64 / 600 < 4, "bytes per token of a decode, before compression"
 
 
+@pytest.mark.compiled
 def test_it_goes_on_where_it_began_though_the_program_does_not(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
