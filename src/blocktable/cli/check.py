@@ -133,7 +133,7 @@ def command(
     dtype = _cache_dtype((kv_cache_dtype or line.kv_dtype).lower(), line.engine)
     versions = _kernel_versions(kernels)
     hardware = line.device if gpu is None else capability(gpu)
-    known, drafted = _model(model, line), _draft(line)
+    (known, unread), drafted = _model(model, line), _draft(line)
     answers = []
     named: list[str | None] = [*_split(backend)]
     for name in named or [line.backend]:
@@ -158,6 +158,7 @@ def command(
                 kernels=versions,
                 hardware=hardware,
                 model=known,
+                unread=unread,
                 tensor_parallel=split,
                 max_num_seqs=line.max_num_seqs,
                 num_blocks=blocks,
@@ -221,11 +222,23 @@ def _kernel_versions(specs: Sequence[str]) -> dict[str, str]:
     return {release.engine: release.version for release in releases}
 
 
-def _model(path: str | None, line: lines.Launch) -> Model | None:
-    """Read the model named, or the one of the launch line where that lies in a folder here."""
-    here = line.model if line.model and Path(line.model, "config.json").is_file() else None
-    named = here if path is None else path
-    return None if named is None else read_model(named, line.overrides)
+def _model(path: str | None, line: lines.Launch) -> tuple[Model | None, str]:
+    """Read the model named, or the one of the launch line where that lies in a folder here; else say why it cannot be judged."""
+    named = line.model if path is None and line.model and _is_here(line.model) else path
+    return (None, "") if named is None else _read(named, line.overrides)
+
+
+def _read(path: str, overrides: Mapping[str, Any]) -> tuple[Model | None, str]:
+    try:
+        return read_model(path, overrides), ""
+    except ArgumentError as error:
+        if "unread" not in error.values:
+            raise
+        return None, f"{path}: {error.values['unread']}"
+
+
+def _is_here(path: str) -> bool:
+    return Path(path, "config.json").is_file()
 
 
 def _connector(line: lines.Launch) -> Connector | None:
@@ -242,10 +255,9 @@ def _connector(line: lines.Launch) -> Connector | None:
 
 def _draft(line: lines.Launch) -> Draft:
     path = line.draft_model
-    here = path is not None and Path(path, "config.json").is_file()
     return Draft(
         method=line.draft_method,
-        model=read_model(path) if here and path else None,
+        model=_read(path, {})[0] if path and _is_here(path) else None,
         backend=line.draft_backend,
         kv_dtype=line.draft_kv_dtype,
         ranks=line.draft_ranks,

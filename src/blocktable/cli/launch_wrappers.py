@@ -19,7 +19,7 @@ _PREFIXES: Final = frozenset({"env", "exec", "nohup", "sudo", "time"})
 # They start what comes after their own options, which differ too much to be listed here.
 _STARTERS: Final = frozenset(
     {"uv", "uvx", "poetry", "pipenv", "conda", "pixi", "numactl", "taskset", "nice", "ionice", "timeout", "setsid"}
-    | {"stdbuf", "srun", "mpirun", "nsys", "kubectl", "docker", "podman"}
+    | {"stdbuf", "srun", "mpirun", "nsys", "kubectl", "docker", "podman", "apptainer", "singularity", "ray", "screen"}
 )
 _SHELLS: Final = frozenset({"bash", "sh", "zsh"})
 _IMAGE: Final = re.compile(r"(?:[\w.-]+(?::\d+)?/)+(vllm|sglang)[\w.-]*(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?")
@@ -59,12 +59,13 @@ def unwrap(words: Sequence[str]) -> Wrapped:
     if program in ("docker", "podman") and (found := _in_container(words, environment)):
         inner = unwrap(found.command)
         return inner._replace(environment={**environment, **inner.environment}, release=found.release)
-    if program in _SHELLS and (flag := next((i for i, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), 0)):
+    if flag := _shell_flag(words):
         inner = unwrap(split_words(words[flag + 1])) if flag + 1 < len(words) else Wrapped([], {})
         return inner._replace(environment={**environment, **inner.environment})
     if program in _STARTERS:
-        start = next((i for i in range(1, len(words)) if _starts_server(words[i:])), 0)
-        return Wrapped(words[start:], environment)
+        start = next((i for i in range(1, len(words)) if _starts_server(words[i:]) or _shell_flag(words[i:])), 0)
+        inner = unwrap(words[start:]) if start else Wrapped(words, {})
+        return inner._replace(environment={**environment, **inner.environment})
     return Wrapped(words, environment)
 
 
@@ -76,6 +77,13 @@ def _strip(words: Sequence[str], environment: dict[str, str]) -> list[str]:
         elif word not in _PREFIXES:
             return list(words[index:])
     return []
+
+
+def _shell_flag(words: Sequence[str]) -> int:
+    """Return where a shell is told that a line follows; 0 for another program, or for a shell that reads a file."""
+    if not words or PurePosixPath(words[0]).name not in _SHELLS:
+        return 0
+    return next((i for i, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), 0)
 
 
 def _starts_server(words: Sequence[str]) -> bool:

@@ -71,7 +71,7 @@ def _assess(launch: Launch) -> Judgement:
     if problem := cpu_problem(launch):
         return _refused(answer, *problem)
     if launch.backend is None:
-        return _without_backend(launch, answer)
+        return _of_unread_model(launch, answer) if launch.unread else _without_backend(launch, answer)
     try:
         contract = launch.contract
     except UnknownName as error:
@@ -80,6 +80,8 @@ def _assess(launch: Launch) -> Judgement:
         name = str(error.values["name"])
         missing = (f"rule: what {name} demands of its table, which nobody has read", *missing_length(launch))
         return replace(answer, backend=name, missing=missing, reason=error.message)
+    if launch.unread:
+        return _of_unread_model(launch, replace(answer, backend=contract.name))
     block, unaligned = block_of(launch, contract)
     launch, fitted = fit_length(launch, contract, block)
     memory, held = pool_of(launch, contract, block)
@@ -216,6 +218,11 @@ def _without_backend(launch: Launch, answer: Judgement) -> Judgement:
     return replace(
         answer, missing=missing, memory=memory, reason=f"{release} chooses a backend by the GPU and the model"
     )
+
+
+def _of_unread_model(launch: Launch, answer: Judgement) -> Judgement:
+    missing = (f"model (--model): {launch.unread}", *missing_length(launch))
+    return replace(answer, missing=missing, reason="the model is of a kind whose tables nobody has read")
 
 
 def _refused(answer: Judgement, reason: str, error: str = "") -> Judgement:

@@ -54,7 +54,7 @@ class Launch:
     ``backend`` and ``max_model_len`` None: nobody named them; "auto" is a length that the server sizes by its memory.
     ``block_size`` None: the release's own choice. ``kernels`` holds versions of kernel packages in place of those that
     the release pins, such as ``{"flashinfer": "0.7.2"}``. ``hardware`` is a compute capability or a platform, None where
-    it is not given, as ``model`` is. ``num_blocks`` is the pool, null block included, where the launch fixes it, ``memory``
+    it is not given, as ``model`` is; ``unread`` says why the one given cannot be judged, "" otherwise. ``num_blocks`` is the pool, null block included, where the launch fixes it, ``memory``
     the bytes of its KV cache on one rank; ``prefix_match_unit`` the tokens per block hash, of prefix caching and KV
     connectors alike. ``kv_dtype``, ``dtype``, ``conv_dtype`` and ``state_dtype`` are what the launch asks for, "auto" where
     it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
@@ -73,6 +73,7 @@ class Launch:
     kernels: Mapping[str, str] = field(default_factory=dict)
     hardware: str | None = None
     model: Model | None = None
+    unread: str = ""
     tensor_parallel: int = 1
     max_num_seqs: int | None = None
     num_blocks: int | None = None

@@ -67,6 +67,7 @@ class Model:
 def read_model(path: str | Path, overrides: Mapping[str, Any] = MappingProxyType({})) -> Model:
     """Read a folder with a ``config.json``, or such a file; raises `ArgumentError` for what is no text model's.
 
+    Where it is the config of a model, only of a kind that nobody has read, the error's values say why under ``unread``.
     ``overrides`` replace what the config says, as vLLM's ``--hf-overrides`` do. Cost: one small file.
     """
     file = Path(path).expanduser()
@@ -103,10 +104,12 @@ def _override(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 def _model(path: str | Path, config: Mapping[str, Any]) -> Model:
     if config.get("compress_ratios"):
-        raise _unfit(path, "models with compressed layers (DeepSeek V4) choose their backends by themselves")
+        raise _unread(
+            path, "models with compressed layers (DeepSeek V4) choose their backends and blocks by themselves"
+        )
     heads = _number(path, config, "num_attention_heads") or _number(path, config, "n_head")
     if not heads:
-        raise _unfit(path, "its config has no num_attention_heads")
+        raise _unread(path, "its config has no num_attention_heads, as those of models that are no decoders of text")
     latent = _number(path, config, "kv_lora_rank")
     hidden = _number(path, config, "hidden_size") or _number(path, config, "n_embd") or 0
     own = _number(path, config, "head_dim") or hidden // heads
@@ -179,4 +182,8 @@ def _longest(path: str | Path, config: Mapping[str, Any]) -> int | None:
 
 
 def _unfit(path: str | Path, why: str) -> ArgumentError:
-    return ArgumentError(f"cannot judge the model {path}: {why}", values={"model": str(path)}, remedy="name --backend")
+    return ArgumentError(f"cannot judge the model {path}: {why}", values={"model": str(path)}, remedy="mend its config")
+
+
+def _unread(path: str | Path, why: str) -> ArgumentError:
+    return ArgumentError(f"cannot judge the model {path}: {why}", values={"model": str(path), "unread": why})
