@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import logging
 
 from blocktable.attention import latent_attention, paged_attention
+from blocktable.engine.packed import pack
 from blocktable.errors import ArgumentError, BlockTableError
 
 __all__ = ["LayerGroup", "Model", "Shape", "load_tokenizer", "read_shape"]
@@ -78,6 +79,7 @@ class Model:
         read_shape(folder)
         with _reading(folder):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
+        pack(model)
         return cls(model)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, paged: Any, at: Any) -> torch.Tensor:
