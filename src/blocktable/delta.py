@@ -48,8 +48,11 @@ class Delta(msgspec.Struct, frozen=True, eq=False):  # a dataclass as frozen tak
     def __post_init__(self) -> None:
         """Seal the arrays."""
         try:
-            for array in (self.spans, self.values, self.copies):
-                array.setflags(False)  # type: ignore[call-arg]  # by position: a keyword costs as much again
+            # By position: a keyword costs as much again, and so would a loop.
+            self.spans.setflags(False)  # type: ignore[call-arg]
+            self.values.setflags(False)  # type: ignore[call-arg]
+            if self.copies is not NO_COPIES:
+                self.copies.setflags(False)  # type: ignore[call-arg]
         except AttributeError:
             raise ArgumentError(
                 "a delta is made of int32 arrays", remedy="take it from commit() or from_bytes"
