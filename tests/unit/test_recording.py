@@ -1,12 +1,16 @@
 """The flight recorder: a run again to the same digest, cut off anywhere, as a ring, and shrunk to a test."""
 
+import errno
 import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +21,9 @@ from blocktable.cli import run
 from blocktable.recording.coding import NOT_GIVEN, room, write_call
 from blocktable.recording.format import KINDS, Record, Writer, read
 from blocktable.recording.record import permuted
+from blocktable.simulate import Simulation
 from blocktable.testing import CacheWorkload, TablesWorkload
+from blocktable.traces import read_trace
 
 GROUPS = {
     "full": [plan(max_model_len=48, block_size=4)],
@@ -145,6 +151,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.compiled
+def test_of_slow_steps_nothing_waits(tmp_path):
+    with recording.record(tmp_path / "run"):
+        cache = KVCache([plan(max_model_len=2048, block_size=4)], num_blocks=600, max_rows=2)
+        for _ in range(200):
+            cache.extend([0], [0, 1], [5])
+            cache.commit()
+        assert sum(isinstance(one, Record) for one in read(tmp_path / "run")) < 400
+        for step in range(201, 210):
+            time.sleep(0.011)
+            cache.extend([0], [0, 1], [5])
+            cache.commit()
+            assert sum(isinstance(one, Record) for one in read(tmp_path / "run")) == 2 * step
+
+
 def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
     path, rows = tmp_path / "run", np.arange(64)
     with recording.record(path) as recorder:
@@ -172,6 +192,66 @@ def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
 
 
 @pytest.mark.compiled
+@pytest.mark.compiled
+@pytest.mark.parametrize("shared", [False, True], ids=["no prefixes", "prefixes"])
+def test_a_simulated_run_again_with_prompts_that_wait_and_are_refused(tmp_path, shared):
+    rng = np.random.default_rng(3)
+    with (tmp_path / "trace").open("w") as lines:
+        for n in range(250):
+            size = int(rng.integers(1, 1800))
+            asked = {"timestamp": 9 * n, "input_length": size, "output_length": int(rng.integers(1, 200))}
+            asked["hash_ids"] = [1, 2 + n % 3, 10 + n, 1000 + n][: -(-size // 512)] if shared else []
+            lines.write(json.dumps(asked) + "\n")
+    with recording.record(tmp_path / "run") as recorder:
+        run = Simulation(read_trace(tmp_path / "trace"), plan(max_model_len=2048, block_size=16), num_blocks=700)
+        done = run.run()
+    assert done.preemptions > 5
+    assert (done.prefix_hit_tokens > 0) == shared
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+    calls = Counter(call.verb + call.refused for call in recording.calls(tmp_path / "run")[1])
+    assert min(calls[verb] for verb in ("lookup", "admit", "admitOutOfBlocks L9", "extend", "commit", "free")) > 100
+
+
+def test_a_full_disk_is_an_error_of_the_call_and_ends_the_recording(tmp_path, monkeypatch):
+    recorder = recording.record(tmp_path / "run")
+    cache = KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
+    cache.extend([0], [0, 1], [5])
+    cache.commit()
+    recorder.writer.window = recorder.writer.window[:0]  # what is written next needs a longer file
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "pwrite", Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):
+        cache.extend([0], [0, 1], [6])
+    assert cache.lengths[0] == 2, "the call itself is done"
+    cache.extend([0], [0, 1], [7])
+    recorder.close()
+    assert recorder.closed
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, found.differs, found.complete) == (2, "", False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_writes_nothing_into_the_recording(tmp_path):
+    program = f"""
+import os
+from blocktable import KVCache, plan, recording
+with recording.record({str(tmp_path / "run")!r}) as recorder:
+    cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4)
+    cache.extend([0], [0, 1], [5])
+    child = os.fork()
+    other = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4) if child == 0 else cache
+    for token in range(40):
+        cache.extend([0], [0, 1], [token])
+        other.commit()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, len(found.objects), found.differs, found.complete) == (81, 1, "", True)
+
+
 def test_it_goes_on_where_it_began_though_the_program_does_not(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -16,12 +16,15 @@ from blocktable.sanitize.usual import next_number
 
 Ints = NDArray[Any]
 
-# lines[row, ...]: tokens whose units are numbered, the number of that prefix, and of the salt; is the row in use; tokens held
-DONE, NUMBER, SALT, USED, LENGTH = range(5)
+# lines[row, ...]: tokens whose units are numbered, the number of that prefix, and of the salt; is the row in use; tokens
+# held, and how many of them are final
+DONE, NUMBER, SALT, USED, LENGTH, FINAL = range(6)
 LINE = 8  # numbers: rows as long as a power of two would all fall on the same lines of a processor's cache
-# counts[...]: tokens of a unit, units seen
-UNIT, SEEN = range(2)
-_MARKS = sealed(i64[:])
+NO_SALT = 2  # the number that a prompt without a salt begins with
+# counts[...]: tokens of a unit, units seen; the number that the last prompt began with, and how much of it is kept
+UNIT, SEEN, BEGUN, KEPT = range(4)
+# kept[...]: the last prompt's tokens; of each of its units the number of the prefix, and the unit
+TEXT, PREFIX, FOUND = range(3)
 _TABLE = (i64[:, ::1], i64[::1])
 OWN = (i64[:, ::1], i64[:, ::1], *_TABLE)  # tokens [rows, most], lines, table, counts
 
@@ -39,15 +42,35 @@ def unit_of(table: Ints, counts: Ints, number: int) -> Any:
     return table[at, 1] - 1
 
 
-@compiled(i64(i64, sealed(i64[::1]), *_TABLE, i64[::1]))
-def number_prompt(number: int, tokens: Ints, table: Ints, counts: Ints, out: Ints) -> int:
-    """Write the unit that each prefix of whole units ends with; return the number of the longest, from the salt's."""
+@helper(i64(i64, sealed(i64[::1]), i64[:, ::1], *_TABLE, i64[::1], i64))
+def number_units(number: int, tokens: Ints, kept: Ints, table: Ints, counts: Ints, out: Ints, at: int) -> Any:
+    """Write the unit that each prefix of whole units ends with, from the salt's number; return how many they are.
+
+    As far as the prompt begins like the last one, it was numbered then: requests that wait are asked for at every step.
+    """
     unit = counts[UNIT]
-    for n in range(out.size):
-        for t in range(n * unit, n * unit + unit):
-            number = next_number(number, tokens[t])
-        out[n] = unit_of(table, counts, number)
-    return number
+    units, same = tokens.size // unit, i64(0)
+    if number == counts[BEGUN]:
+        most = min(units * unit, counts[KEPT])
+        while same < most and tokens[same] == kept[TEXT, same]:
+            same += 1
+    counts[BEGUN], counts[KEPT] = number, units * unit
+    for n in range(units):
+        if n < same // unit:
+            number = kept[PREFIX, n]
+        else:
+            for t in range(n * unit, n * unit + unit):
+                number = next_number(number, tokens[t])
+                kept[TEXT, t] = tokens[t]
+            kept[PREFIX, n], kept[FOUND, n] = number, unit_of(table, counts, number)
+        out[at + n] = kept[FOUND, n]
+    return units
+
+
+@compiled(i64(i64, sealed(i64[::1]), i64[:, ::1], *_TABLE, i64[::1]))
+def number_prompt(number: int, tokens: Ints, kept: Ints, table: Ints, counts: Ints, out: Ints) -> Any:
+    """Write the units of one prompt; return how many they are."""
+    return number_units(number, tokens, kept, table, counts, out, 0)
 
 
 @compiled(i64(i64, sealed(i64[::1]), i64))
@@ -67,38 +90,29 @@ def keep(rows: Ints, begin: Ints, starts: Ints, text: Ints, tokens: Ints) -> Non
             tokens[rows[i], begin[i] + t] = token
 
 
-@helper(i64(i64[::1], i64, _MARKS, i64[:, ::1], i64[::1]))
-def count_finished(rows: Ints, n: int, final: Ints, lines: Ints, counts: Ints) -> Any:
-    """Return how many units of rows[:n] have come to lie below the final marks."""
+@helper(i64(sealed(i64[::1]), i64[:, ::1], i64[::1]))
+def count_finished(rows: Ints, lines: Ints, counts: Ints) -> Any:
+    """Return how many units of rows have come to lie below the final marks."""
     total = i64(0)
-    for i in range(n):
+    for i in range(rows.size):
         row = rows[i]
-        if lines[row, USED] and final[row] > lines[row, DONE]:
-            total += (final[row] - lines[row, DONE]) // counts[UNIT]
+        if lines[row, USED] and lines[row, FINAL] > lines[row, DONE]:
+            total += (lines[row, FINAL] - lines[row, DONE]) // counts[UNIT]
     return total
 
 
-@helper(nothing(i64[::1], i64, _MARKS, *OWN, i64[::1], i64, i64))
+@helper(nothing(sealed(i64[::1]), *OWN, i64[::1], i64, i64))
 def number_finished(
-    rows: Ints,
-    n: int,
-    final: Ints,
-    tokens: Ints,
-    lines: Ints,
-    table: Ints,
-    counts: Ints,
-    out: Ints,
-    at_rows: int,
-    at_units: int,
+    rows: Ints, tokens: Ints, lines: Ints, table: Ints, counts: Ints, out: Ints, at_rows: int, at_units: int
 ) -> None:
     """Write the row and the unit, counted back, of each that has come to lie below its row's final mark."""
     seen, unit, k = counts[SEEN], counts[UNIT], i64(0)
-    for i in range(n):
+    for i in range(rows.size):
         row = rows[i]
         if not lines[row, USED]:
             continue
         number, done = lines[row, NUMBER], lines[row, DONE]
-        while done + unit <= final[row]:
+        while done + unit <= lines[row, FINAL]:
             for t in range(done, done + unit):
                 number = next_number(number, tokens[row, t])
             done += unit
@@ -109,28 +123,36 @@ def number_finished(
         out[j] = unit_of(table, counts, out[j]) - seen
 
 
-@compiled(i64(i64[::1], _MARKS, *OWN, i64[::1]))
-def finished(rows: Ints, final: Ints, tokens: Ints, lines: Ints, table: Ints, counts: Ints, out: Ints) -> Any:
+@compiled(i64(i64[::1], *OWN, i64[::1]))
+def finished(rows: Ints, tokens: Ints, lines: Ints, table: Ints, counts: Ints, out: Ints) -> Any:
     """Write rows and units that have become final, one half of ``out`` each; return how many, ~n where n do not fit."""
-    total = count_finished(rows, rows.size, final, lines, counts)
+    total = count_finished(rows, lines, counts)
     if 2 * total > out.size or 2 * (counts[SEEN] + total) > table.shape[0]:
         return ~total
-    number_finished(rows, rows.size, final, tokens, lines, table, counts, out, 0, total)
+    number_finished(rows, tokens, lines, table, counts, out, 0, total)
     return total
 
 
 class Identity:
-    """The units of one cache's rows, numbered as they come to lie below the final marks; 32 bytes for each seen."""
+    """The units of one cache's rows, numbered as they come to lie below the final marks; 32 bytes for each seen.
+
+    With unit 0 nothing is numbered: the cache answers for no prefix.
+    """
 
     def __init__(self, rows: int, unit: int) -> None:
         self.unit = unit
         self.tokens = np.zeros((rows, 64 + LINE), np.int64)
         self.lines = np.zeros((rows, 8), np.int64)
-        self.lines[:, SALT] = 2
+        self.lines[:, SALT] = NO_SALT
         self.table = np.zeros((1 << 12, 2), np.int64)
-        self.counts = np.array([unit, 0], np.int64)
+        self.counts = np.array([unit, 0, 0, 0], np.int64)
+        self.kept = np.zeros((3, 1 << 12), np.int64)
         self.rows = np.arange(rows)
         self._out = np.zeros(4096, np.int64)
+
+    def follow(self, lengths: Any, final: Any) -> None:
+        """Note what all rows hold, and how much of it is final."""
+        self.lines[:, LENGTH], self.lines[:, FINAL] = lengths, final
 
     def open(self, row: int, salt: bytes | None, prefix: Ints) -> None:
         """Begin a row anew under a salt, with the whole units that were found cached."""
@@ -148,9 +170,12 @@ class Identity:
         """Have room for rows so long."""
         if tokens > self.tokens.shape[1]:
             columns = -(-max(tokens, 2 * self.tokens.shape[1]) // 64) * 64 + LINE
-            wider = np.zeros((len(self.tokens), columns), np.int64)
-            wider[:, : self.tokens.shape[1]] = self.tokens
-            self.tokens = wider
+            self.tokens = _wider(self.tokens, columns)
+
+    def room_for_prompt(self, tokens: int) -> None:
+        """Have room to keep a prompt so long."""
+        if tokens > self.kept.shape[1]:
+            self.kept = _wider(self.kept, 2 * tokens)
 
     def room_for_units(self, more: int) -> None:
         """Have room to number so many more."""
@@ -189,12 +214,15 @@ class Identity:
         """Return the numbers of a prompt's whole units, new ones included."""
         found = np.empty(tokens.size // self.unit, np.int64)
         self.room_for_units(found.size)
-        number_prompt(salt_number(salt), np.ascontiguousarray(tokens, np.int64), self.table, self.counts, found)
+        self.room_for_prompt(tokens.size)
+        number_prompt(
+            salt_number(salt), np.ascontiguousarray(tokens, np.int64), self.kept, self.table, self.counts, found
+        )
         return found
 
-    def finished(self, rows: Ints, final: Any) -> tuple[Ints, Ints] | None:
+    def finished(self, rows: Ints) -> tuple[Ints, Ints] | None:
         """Return rows and units, counted back, that have become final since the last call, None where there are none."""
-        while (n := finished(rows, final, self.tokens, self.lines, self.table, self.counts, self._out)) < 0:
+        while (n := finished(rows, self.tokens, self.lines, self.table, self.counts, self._out)) < 0:
             self.room_for_units(~n)
             self._out = np.zeros(max(2 * ~n, self._out.size), np.int64)
         return (self._out[:n].copy(), self._out[n : 2 * n].copy()) if n else None
@@ -207,6 +235,12 @@ def renumber(numbers: Ints, table: Ints, counts: Ints) -> None:
         unit_of(table, counts, numbers[j])
 
 
+def _wider(array: Ints, columns: int) -> Ints:
+    wider = np.zeros((len(array), columns), np.int64)
+    wider[:, : array.shape[1]] = array
+    return wider
+
+
 def salt_number(salt: bytes | None) -> int:
     """Return the number that a prompt begins with under a salt."""
-    return hash(salt) & (2**62 - 1) if salt else 2
+    return hash(salt) & (2**62 - 1) if salt else NO_SALT

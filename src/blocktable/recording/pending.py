@@ -1,144 +1,185 @@
 """The usual calls of one recorded cache, as they wait: many are written in one go, since each by itself would cost more.
 
-What waits is bounded three ways, so that a killed process loses little: 256 calls, a fraction of those written so
-far, and nothing once some milliseconds have passed at the next call. An engine whose steps take that long loses nothing.
+A call leaves its arrays as they are, one behind the other, and goes on. What is to be said of them, and which units they
+finished, is worked out for all calls that wait, in compiled loops.
 """
 
+from io import BytesIO
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
+from blocktable._arrays import I64
 from blocktable.delta import Delta
 from blocktable.recording import coding
+from blocktable.recording.format import NONE
 from blocktable.recording.identity import Identity, Ints
 from blocktable.recording.steps import (
+    ADMIT,
     COMMIT,
     EXTEND,
     FIELDS,
-    FINAL_EXTEND,
-    LAST,
+    FREE,
+    HEAD,
+    LINE,
+    LONGEST,
+    LOOKUP,
+    MOST_FIELDS,
     NEEDED,
     PLACES,
-    begin_rows,
-    write_steps,
+    PROMPT,
+    REFUSED,
+    SEATS,
+    UNITS,
+    lay_out,
+    write_calls,
 )
 
 MOST, SHARE = 256, 16  # calls that may wait, and calls written for each that may
-WAIT = 0.01  # seconds after which none waits for the next
-_NONE = np.zeros(0, np.int64)
-
-
-class Nobody:
-    """Stands for the identity of a cache without a prefix index."""
-
-    tokens = lines = table = np.zeros((1, 8), np.int64)
-    counts = rows = np.zeros(2, np.int64)
-
-    def room_for_units(self, _: int) -> None:
-        """Nothing is numbered."""
-
-
-NOBODY = Nobody()
+WAIT = 0.01  # seconds after which a commit writes all
+MOST_BYTES = 1 << 18  # that may wait; more would not stay in a processor's cache
+FILL = bytes(4)
 
 
 class Pending:
-    """Extends and commits of one cache that wait to be written."""
+    """Usual calls of one cache that wait to be written."""
 
     def __init__(self, recorder: Any, one: Any, number: int, identity: Identity | None) -> None:
-        self._recorder, self._number, self._identity = recorder, number, identity
-        self._lengths, self._final = one.lengths, one.final
-        self._calls: list[int] = []
-        self._longs = np.zeros(
-            1 << 16, np.int64
-        )  # one place for all: fresh memory costs more than what is written there
-        self._used = 0
-        self._ints: list[Any] = []
-        self._waiting = 0
-        self._extend = -1  # the last extend of these calls
-        self._last = 0.0  # when some were written last
+        self._recorder, self._number, self._groups = recorder, number, len(one.groups)
+        self._identity = identity or Identity(1, 0)
+        self._calls: list[
+            int
+        ] = []  # of each: kind, rows, tokens given, values returned; or kind, spans, values, copies
+        self._arrays: Any = BytesIO()  # kept from batch to batch: fresh memory costs more than what is written there
+        self._most = HEAD  # numbers of calls that may wait
         self._written = 0
+        self._when = 0.0  # some were written last
         self._place = np.zeros(PLACES, np.int64)
-        self._values, self._sizes = np.zeros((2, 1 << 12), np.int64), np.zeros((2, FIELDS), np.int64)
-        self._before: Any = None  # the last extend, where it lies in the buffers
+        self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
+        self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
+        self._last = np.zeros(len(SEATS), np.int64)
+        self._before: dict[int, Any] = {}  # the last call of each kind, where it lies in the buffers
 
-    def extended(self, rows: Any, starts: Any, text: Any, slots: Any) -> None:
-        """Take an extend of which there is nothing more to say than its rows, sizes and tokens, in whatever form it was done."""
-        n, given = len(rows), 0 if text is None else len(text)
-        at = self._used
-        middle = at + n + n + 1
-        after = middle + given
-        end = after + slots.size
-        if end > self._longs.size:
-            self._longs = np.concatenate([self._longs, np.zeros(end, np.int64)])
-        longs = self._longs
-        longs[at : at + n] = rows
-        longs[at + n : middle] = starts
-        if given:
-            longs[middle:after] = text
-        longs[after:end] = slots[0] if len(slots) == 1 else slots.reshape(-1)
-        self._used = end
-        self._extend = self._waiting
-        self._calls += (EXTEND, n, given, len(slots))
-        self._more()
+    # What a call leaves here, in whatever form it was done.
+
+    def extended(self, rows: Any, starts: Any, text: Any, slots: Ints) -> None:
+        """Take an extend of which there is nothing more to say than its rows, sizes and tokens."""
+        if text is None:
+            text = NONE
+        if not (
+            type(rows) is type(starts) is type(text) is ndarray and rows.dtype is starts.dtype is text.dtype is I64
+        ):
+            rows, starts, text = _as_longs(rows), _as_longs(starts), _as_longs(text)
+        write, calls = self._arrays.write, self._calls
+        write(rows)
+        write(starts)
+        write(text)
+        write(slots)
+        calls += (EXTEND, len(rows), len(text), slots.size)
+        if len(calls) >= self._most or self._arrays.tell() >= MOST_BYTES:
+            self._recorder.flush()
 
     def committed(self, delta: Delta) -> None:
         """Take a commit."""
         spans, values, copies = delta.spans, delta.values, delta.copies
-        self._ints += (spans, values, copies)
-        self._calls += (COMMIT, len(spans), len(values), len(copies))
-        self._more()
+        write, calls = self._arrays.write, self._calls
+        write(spans)
+        write(values)
+        if len(copies):
+            write(copies)
+        if (len(values) + len(copies)) & 1:
+            write(FILL)
+        calls += (COMMIT, len(spans), len(values), len(copies))
+        if len(calls) >= self._most or perf_counter() - self._when > WAIT:
+            self._recorder.flush()
 
-    def _more(self) -> None:
-        """Write what waits, once there is enough of it: the first calls, and those of slow steps, at once."""
-        self._waiting += 1
-        now = perf_counter()
-        if self._waiting >= MOST or self._waiting * SHARE > self._written or now - self._last > WAIT:
-            self.flush()
-            self._last = now
+    def looked_up(self, starts: Any, text: Any, cached: Ints) -> None:
+        """Take a lookup without salts."""
+        self._take((LOOKUP, cached.size, len(text), cached.size), starts, text, cached)
 
-    def flush(self) -> None:
+    def admitted(self, rows: Any, starts: Any, text: Any, limit: int, headroom: int, cached: Ints, slots: Ints) -> None:
+        """Take an admit without salts and marks; limit -1: none."""
+        n = cached.size
+        self._take((ADMIT, n, len(text), n + slots.size), (limit, headroom), rows, starts, text, cached, slots)
+
+    def not_admitted(self, rows: Any, starts: Any, text: Any, limit: int, headroom: int, refusal: Ints) -> None:
+        """Take an admit that was refused for want of blocks."""
+        line = ADMIT | REFUSED, len(rows), len(text), refusal.size
+        self._take(line, (limit, headroom), rows, starts, text, refusal)
+
+    def freed(self, rows: Any) -> None:
+        """Take a free without a fence."""
+        self._take((FREE, len(rows), 0, 0), rows)
+
+    def _take(self, line: tuple[int, ...], *arrays: Any) -> None:
+        for values in arrays:
+            self._arrays.write(_as_longs(values))
+        self._calls += line
+        if len(self._calls) >= self._most or self._arrays.tell() >= MOST_BYTES:
+            self._recorder.flush()
+
+    # What is done with it, by one at a time.
+
+    def write(self) -> None:
         """Write the calls that wait."""
-        if not self._waiting:
+        if not self._calls:
             return
-        calls = np.array(self._calls, np.int64).reshape(-1, 4)
-        longs, ints = self._longs[: self._used], np.frombuffer(b"".join(self._ints), np.int32)
-        self._calls, self._used, self._ints = [], 0, []
-        self._written, self._waiting = self._written + self._waiting, 0
-        with self._recorder.lock:
-            if not self._recorder.closed:
-                self._write(calls, longs, ints)
-        self._extend = -1
+        calls = np.empty((len(self._calls) // HEAD, LINE), np.int64)
+        calls[:, :HEAD] = np.fromiter(self._calls, np.int64, len(self._calls)).reshape(-1, HEAD)
+        self._calls.clear()
+        arrays, self._arrays = self._arrays, BytesIO()  # should this end in an error, it holds on to them
+        if not self._recorder.closed:
+            data = arrays.getbuffer()
+            longs, ints = np.frombuffer(data, np.int64, len(data) // 8), np.frombuffer(data, np.int32, len(data) // 4)
+            lay_out(calls, longs)
+            self._write(calls, longs, ints)
+            self._written += len(calls)
+            self._most = HEAD * min(MOST, self._written // SHARE + 1)
+            del longs, ints, data  # or they could not be written to
+        arrays.seek(0)
+        self._when = perf_counter()
+        self._arrays = arrays
 
     def _write(self, calls: Ints, longs: Ints, ints: Ints) -> None:
-        writer, identity, place, number = self._recorder.writer, self._identity, self._place, self._number
-        if identity is not None:
-            identity.room(begin_rows(calls, longs, self._lengths, identity.lines))
-        known: Any = identity or NOBODY
+        writer, known, place = self._recorder.writer, self._identity, self._place
         place[:] = 0
-        place[LAST], place[FINAL_EXTEND] = self._load(), self._extend
-        while not write_steps(
-            *(writer.window, writer.meta, number, calls, longs, ints, self._values, self._sizes, place, known.rows),
-            *(self._final, known.tokens, known.lines, known.table, known.counts),
+        self._load()
+        while not write_calls(
+            *(writer.window, writer.meta, self._number, self._groups, calls, longs, ints, self._values, self._sizes),
+            *(self._last, place, known.rows, known.kept, known.tokens, known.lines, known.table, known.counts),
         ):
             needed = int(place[NEEDED])
-            writer.room(coding.room(needed, FIELDS))
-            known.room_for_units(needed)
-            if needed > self._values.shape[1]:
-                self._values = np.concatenate([self._values, np.zeros((2, needed), np.int64)], axis=1)
-        now = int(place[LAST])
-        self._before = self._values[now], self._sizes[now], now
-        self._recorder.before[EXTEND, number] = self._before
+            writer.room(coding.room(needed, MOST_FIELDS))
+            known.room(int(place[LONGEST]))
+            known.room_for_prompt(int(place[PROMPT]))
+            known.room_for_units(int(place[UNITS]))
+            self._room(needed)
+        for seat, kind in enumerate(SEATS):
+            at = 2 * seat + int(self._last[seat])
+            self._before[kind] = self._values[at], self._sizes[at, : FIELDS[seat]]
+            self._recorder.before[kind, self._number] = self._before[kind]
 
-    def _load(self) -> int:
-        """Have the last extend in one of the two buffers; return in which."""
-        before = self._recorder.before.get((EXTEND, self._number), (_NONE, _NONE))
-        if before is self._before:
-            return int(before[2])
-        values, sizes = before[:2]
-        if values.size > self._values.shape[1]:
-            self._values = np.zeros((2, 2 * values.size), np.int64)
-        self._values[0, : values.size] = values
-        self._sizes[0] = -2  # no field has this size
-        self._sizes[0, : sizes.size] = sizes
-        return 0
+    def _load(self) -> None:
+        """Have the last call of each kind in the buffers, where it was written otherwise."""
+        for seat, kind in enumerate(SEATS):
+            before = self._recorder.before.get((kind, self._number), (NONE, NONE))
+            if before is self._before.get(kind):
+                continue
+            values, sizes = before
+            self._room(values.size)
+            at = 2 * seat + int(self._last[seat])
+            self._values[at, : values.size] = values
+            self._sizes[at] = -2  # no field has this size
+            self._sizes[at, : sizes.size] = sizes
+
+    def _room(self, values: int) -> None:
+        """Have room for so many values of a call's fields."""
+        if values > self._values.shape[1]:
+            more = np.zeros((len(self._values), values), np.int64)
+            self._values = np.concatenate([self._values, more], axis=1)
+
+
+def _as_longs(values: Any) -> Ints:
+    return np.ascontiguousarray(values, np.int64)

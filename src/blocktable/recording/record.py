@@ -4,8 +4,10 @@ with recording.record("run.btr"):
     cache = KVCache(...)          # whatever is constructed here is recorded
 """
 
+import os
 from atexit import register, unregister
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache as cached_by
 from functools import partial as partial_of
 from inspect import signature
@@ -19,7 +21,7 @@ import numpy as np
 from blocktable import _sanitized
 from blocktable._ints import lcm
 from blocktable.delta import Delta
-from blocktable.errors import ArgumentError, BlockTableError
+from blocktable.errors import ArgumentError, BlockTableError, OutOfBlocks
 from blocktable.groups import Group
 from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
@@ -84,9 +86,9 @@ class Recorder:
         self._objects: list[Any] = []
         self._salts: dict[bytes, int] = {}
         self.before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
-        self._usual = not ring and not tokens  # may extends and commits of caches wait, and be written together
+        self._usual = not ring and not tokens  # may usual calls of caches wait, and be written together
         self._pending: list[Pending] = []
-        self.lock = Lock()
+        self._lock = Lock()  # objects of several threads may share a recorder
         self.closed = False
         register(self.flush)
         self.writer.say(["begin", VERSION, int(ring)])
@@ -115,14 +117,15 @@ class Recorder:
 
     def begin(self, one: Any) -> int:
         """Write what an object was made with; return its number."""
-        self._objects.append(one)
-        number = len(self._objects) - 1
-        one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
-        one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
-        if self._usual and hasattr(one, "final"):
-            one._pending = Pending(self, one, number, identity)  # noqa: SLF001
-            self._pending.append(one._pending)  # noqa: SLF001
-        self.writer.say(["object", number, describe(one)])
+        with self._writing():
+            number = len(self._objects)
+            self._objects.append(one)
+            one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
+            one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
+            if self._usual and hasattr(one, "final"):
+                one._pending = Pending(self, one, number, identity)  # noqa: SLF001
+                self._pending.append(one._pending)  # noqa: SLF001
+            self.writer.say(["object", number, describe(one)])
         return number
 
     def write(
@@ -135,7 +138,7 @@ class Recorder:
         given = [field for field in fields if field is not None]
         values = np.concatenate(given) if given else NONE
         sizes = np.array([coding.NOT_GIVEN if field is None else field.size for field in fields], np.int64)
-        with self.lock:
+        with self._writing():
             if self.closed:
                 return
             writer = self.writer
@@ -151,15 +154,46 @@ class Recorder:
         if not self._ring:
             self.write("commit", number, [], delta)
             return
-        with self.lock:
+        with self._writing():
             if not self.closed:
                 self.writer.say(["commit", number, delta.to_bytes()])
                 self._turn()
 
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
-        for pending in self._pending:
-            pending.flush()
+        with self._writing():
+            for pending in self._pending:
+                pending.write()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write alone; an error ends the recording, and the file holds what was written until then."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        """Write nothing more."""
+        if self.closed:
+            return
+        self.closed = True
+        if self in _sanitized.RECORDERS:
+            _sanitized.RECORDERS.remove(self)
+        unregister(self.flush)
+        self.writer.close()
+
+    def leave(self) -> None:
+        """Write nothing in a process forked from the one that records: the file is that one's."""
+        self._lock, self.closed = Lock(), True
+        unregister(self.flush)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for one in self._objects:
+            one._pending = None  # noqa: SLF001 - of a recorded class
 
     def _turn(self) -> None:
         """Begin the other half of a ring, where this one is full."""
@@ -187,19 +221,27 @@ class Recorder:
     def close(self) -> None:
         """End the recording."""
         self.flush()
-        with self.lock:
+        with self._writing():
             if not self.closed:
-                self.closed = True
                 self.writer.say(["end", digest_of(self.writer.meta)])
-                self.writer.close()
-                _sanitized.RECORDERS.remove(self)
-                unregister(self.flush)
+                self._end()
+                self._let_go()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _leave_all() -> None:
+    for recorder in _sanitized.RECORDERS:
+        recorder.leave()
+    _sanitized.RECORDERS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 def permuted(tokens: Ints, key: Any) -> Ints:
@@ -259,7 +301,12 @@ def fold(meta: Ints, result: Any) -> None:
 
 def refusal_of(error: BlockTableError) -> Ints:
     """Return a refusal, as a field: its type and law."""
-    return of_text(f"{type(error).__name__} {error.law}")
+    return _refusal(type(error).__name__, error.law)
+
+
+@cached_by
+def _refusal(name: str, law: str) -> Ints:
+    return of_text(f"{name} {law}")
 
 
 def _used(one: Any) -> bool:
@@ -285,6 +332,8 @@ class Recorded:
     _number = 0
     _identity: Identity | None = None
     _pending: Pending | None = None
+    _plain_commit: Any  # of the class that is recorded
+    _plain_extend: Any
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -293,9 +342,10 @@ class Recorded:
 
     def commit(self) -> Delta:
         """Do it, and record it."""
-        delta: Delta = super().commit()  # type: ignore[misc]
-        if self._pending is not None:
-            self._pending.committed(delta)
+        delta: Delta = self._plain_commit()
+        pending = self._pending
+        if pending is not None:
+            pending.committed(delta)
         elif self._recorder is not None:
             self._recorder.committed(self._number, delta)
         return delta
@@ -365,8 +415,6 @@ class RecordedCache(Recorded):
 
     def _call(self, verb: str, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
         """Run a verb and record it: ``told`` returns its fields, given what it returned, _NOTHING if refused."""
-        if self._pending is not None:
-            self._pending.flush()  # what waits is written by the marks that it left
         try:
             result = getattr(super(), verb)(*args, **named)
         except BlockTableError as error:
@@ -378,6 +426,10 @@ class RecordedCache(Recorded):
     def _tell(self, verb: str, told: Callable[[Any], list[Any]], result: Any, refused: BlockTableError | None) -> None:
         if self._recorder is None or self._recorder.closed:
             return
+        if self._pending is not None:
+            self._recorder.flush()  # what was done before is written before
+        if self._identity is not None:
+            self._identity.follow(self.lengths, self.final)  # type: ignore[attr-defined]
         try:
             fields = told(result)
         except (Unreadable, ValueError, TypeError, IndexError):
@@ -386,7 +438,7 @@ class RecordedCache(Recorded):
 
     def _finished(self, rows: Ints) -> list[Any]:
         """Return the units that have become final, as two fields."""
-        found = None if self._identity is None else self._identity.finished(rows, self.final)  # type: ignore[attr-defined]
+        found = None if self._identity is None else self._identity.finished(rows)
         return [None, None] if found is None else list(found)
 
     def lookup(self, indptr: Any, tokens: Any, salts: Any = None) -> Any:
@@ -396,7 +448,15 @@ class RecordedCache(Recorded):
             starts, text = integers(indptr), integers(tokens)
             return [np.diff(starts), *self._prompts(starts, text, salts), self._recorder.tokens(text)]
 
-        return self._call("lookup", (indptr, tokens, salts), {}, told)
+        if self._pending is None or salts is not None:
+            return self._call("lookup", (indptr, tokens, salts), {}, told)
+        try:
+            cached = super().lookup(indptr, tokens)  # type: ignore[misc]
+        except BlockTableError as error:
+            self._tell("lookup", told, _NOTHING, error)
+            raise
+        self._pending.looked_up(indptr, tokens, cached)
+        return cached
 
     def match(self, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
@@ -437,33 +497,35 @@ class RecordedCache(Recorded):
             self._opened(opened, starts, text, cached, self.lengths[opened], salts)  # type: ignore[attr-defined]
             return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
-        return self._call("admit", (rows, indptr, tokens, salts, limit), {"final": final, "headroom": headroom}, told)
+        usual = salts is None and final is None and (limit is None or type(limit) is int)
+        if self._pending is None or not usual:
+            named = {"final": final, "headroom": headroom}
+            return self._call("admit", (rows, indptr, tokens, salts, limit), named, told)
+        given = rows, indptr, tokens, -1 if limit is None else limit, headroom
+        try:
+            found = super().admit(rows, indptr, tokens, None, limit, headroom=headroom)  # type: ignore[misc]
+        except OutOfBlocks as error:
+            self._pending.not_admitted(*given, refusal_of(error))
+            raise
+        except BlockTableError as error:
+            self._tell("admit", told, _NOTHING, error)
+            raise
+        self._pending.admitted(*given, *found)
+        return found
 
-    def extend(
-        self,
-        rows: Any,
-        indptr: Any,
-        tokens: Any = None,
-        *,
-        final: Any = None,
-        salts: Any = None,
-        partial: bool = False,
-        headroom: int = 0,
-    ) -> Any:
+    def extend(self, rows: Any, indptr: Any, tokens: Any = None, **named: Any) -> Any:
         """Do it, and record it."""
         pending = self._pending
-        if pending is not None and final is None and salts is None and not partial and not headroom:
-            try:
-                slots = super().extend(rows, indptr, tokens)  # type: ignore[misc]
-            except BlockTableError as error:
-                pending.flush()
-                self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
-                raise
-            pending.extended(rows, indptr, tokens, slots)
-            return slots
-        named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
-        told = partial_of(self._told_extend, rows, indptr, tokens, **named)
-        return self._call("extend", (rows, indptr, tokens), named, told)
+        if named or pending is None:
+            told = partial_of(self._told_extend, rows, indptr, tokens, **named)
+            return self._call("extend", (rows, indptr, tokens), named, told)
+        try:
+            slots = self._plain_extend(rows, indptr, tokens)
+        except BlockTableError as error:
+            self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
+            raise
+        pending.extended(rows, indptr, tokens, slots)
+        return slots
 
     def _told_extend(
         self,
@@ -538,7 +600,15 @@ class RecordedCache(Recorded):
                 self._identity.close(wanted)
             return [wanted, _one(fence)]
 
-        self._call("free", (rows, fence), {}, told)
+        if self._pending is None or fence is not None:
+            self._call("free", (rows, fence), {}, told)
+            return
+        try:
+            super().free(rows)  # type: ignore[misc]
+        except BlockTableError as error:
+            self._tell("free", told, _NOTHING, error)
+            raise
+        self._pending.freed(rows)
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""
@@ -601,5 +671,7 @@ def recorded(cls: Any) -> Any:
             return cls
         mixin = {"KVCache": RecordedCache, "BlockTables": RecordedTables}.get(base.__qualname__)
         if mixin is not None and base.__module__.startswith("blocktable."):
-            return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
+            # Those of every step go without super(), which costs as much as what they do here.
+            plain = {f"_plain_{verb}": getattr(cls, verb, None) for verb in ("extend", "commit")}
+            return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, **plain})
     return cls
