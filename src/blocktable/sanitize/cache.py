@@ -1,6 +1,6 @@
 """A sanitized ``KVCache``: each verb once more from its documentation, with the blocks that the cache took."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -475,11 +475,16 @@ class CacheSanitizer(Looks):
             i = int(np.argmax(end))
             said = f"{end[i]} tokens are accepted, no row can hold more than {self.largest}"
             self._find(Broken("L2", said, row=int(rows[i])))
-        self._advance(rows, np.minimum(self.final[rows], begin))
-        growing = sizes > 0
-        for g in range(len(self.units)):
-            self._rewritten(g, rows, begin, growing)
-            self._grown(g, rows, np.where(growing, self._columns(g, end), self.shadow.counts[g, rows]))
+        marks_before, growing = np.minimum(self.final[rows], begin), sizes > 0
+        # Row after row where that makes a difference: a row copies what it shares with one whose window moves on after it.
+        alone = self._lets_go_of_shared(rows, marks_before)
+        for turn in [slice(i, i + 1) for i in range(rows.size)] if alone else [slice(None)]:
+            some = rows[turn]
+            self._advance(some, marks_before[turn])
+            for g in range(len(self.units)):
+                self._rewritten(g, some, begin[turn], growing[turn])
+                after = np.where(growing[turn], self._columns(g, end[turn]), self.shadow.counts[g, some])
+                self._grown(g, some, after)
         self._room(int(end.max()) if end.size else 0)
         at = ragged(rows * self.tokens.shape[1] + begin, sizes)
         self.tokens.reshape(-1)[at] = -1 if text is None else text
@@ -516,16 +521,32 @@ class CacheSanitizer(Looks):
             return marks // window * window // self.units[g].span
         return np.zeros_like(marks)
 
-    def _advance(self, rows: Ints, marks: Ints) -> None:
-        """Take from windows what they no longer read."""
+    def _moves(self, rows: Ints, marks: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yield each windowed group that moves on, with the leading blocks that its rows gave up before, and do now."""
         for g, unit in enumerate(self.units):
             if unit.kind not in ("window", "chunked"):
                 continue
-            counts, gone = self.shadow.counts[g, rows], self.gone[g, rows]
-            dead = np.maximum(np.minimum(self._dead(g, marks), counts), gone)
+            gone = self.gone[g, rows]
+            dead = np.maximum(np.minimum(self._dead(g, marks), self.shadow.counts[g, rows]), gone)
             if (dead > gone).any():
-                self.blocks.drop(self._emptied(g, rows, gone, dead, counts), None, self.shadow.log.last)
-                self.gone[g, rows] = dead
+                yield g, gone, dead
+
+    def _lets_go_of_shared(self, rows: Ints, marks: Ints) -> bool:
+        """Say whether windows that move on give up blocks that other rows hold too."""
+        for g, gone, dead in self._moves(rows, marks):
+            at = ragged(self.shadow.base[g] + rows * self.units[g].width + gone, dead - gone)
+            blocks = self.shadow.flat[at]
+            inside = blocks[(blocks > 0) & (blocks < self.blocks.owners.size)]
+            if (self.blocks.owners[inside] > 1).any():
+                return True
+        return False
+
+    def _advance(self, rows: Ints, marks: Ints) -> None:
+        """Take from windows what they no longer read."""
+        for g, gone, dead in self._moves(rows, marks):
+            blocks = self._emptied(g, rows, gone, dead, self.shadow.counts[g, rows])
+            self.blocks.drop(blocks, None, self.shadow.log.last)
+            self.gone[g, rows] = dead
 
     def _emptied(self, g: int, rows: Ints, begin: Ints, end: Ints, counts: Ints) -> Ints:
         """Make entries null; return the blocks that were there."""
