@@ -97,6 +97,13 @@ class Cell:
         blocks = self.num_blocks
         if blocks is None and self.pool_tokens is not None:
             blocks = self.pool_tokens // self.block_size + 1
+        if blocks == 1:
+            raise ArgumentError(
+                f"a pool of {self.pool_tokens} tokens holds no block of {self.block_size}",
+                law="L1",
+                values={"pool_tokens": self.pool_tokens, "block_size": self.block_size},
+                remedy=f"give it {self.block_size} tokens or more",
+            )
         longest = self.max_model_len
         if longest is None:
             held = ASSUMED_MODEL_LEN if blocks is None else (blocks - 1) * self.block_size
@@ -339,8 +346,9 @@ class Study:
     def _keep(self, i: int, record: Record) -> None:
         self.records[i] = record
         if self._kept is not None:
-            with self._kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": self._keys[i], "record": record}) + "\n")
+            line = json.dumps({"key": self._keys[i], "record": record}) + "\n"
+            with self._kept.open("ab", buffering=0) as file:  # in one piece: another study may append to the same file
+                file.write(line.encode())
 
 
 def _one(i: int, cell: Cell, source: Source, engine: str | None, progress: Path | None) -> tuple[int, Record]:
@@ -367,7 +375,7 @@ def _key(cell: Cell, digest: str, engine: str | None) -> str:
 
 
 def _read_kept(path: Path) -> Iterator[tuple[str, Record]]:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")  # whatever else stands in the file is stepped over
     if text and not text.endswith("\n"):  # an interruption cut the last line: the next one must not go on in it
         with path.open("a", encoding="utf-8") as file:
             file.write("\n")

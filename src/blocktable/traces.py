@@ -137,7 +137,9 @@ def _collect(path: str | Path, lines: Iterable[tuple[int, bytes]], parse: Callab
             reason = str(error) if len(text) <= MAX_LINE else f"longer than {MAX_LINE} bytes"
             bad.append(BadLine(number, reason[:200]))
     total = len(bad) + len(requests)
-    if len(bad) * MOST_BAD > total or not requests:
+    if not total:
+        raise ArgumentError(f"{path} holds no request", values={"path": str(path)}, remedy=FORMATS)
+    if len(bad) * MOST_BAD > total:
         shown = "".join(f"; line {line.number}: {line.reason}" for line in bad[:5])
         more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise ArgumentError(

@@ -3,8 +3,10 @@
 import os
 import pty
 import select
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -119,14 +121,35 @@ def start(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "blocktable.cli", *arguments]
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+@pytest.mark.parametrize("line", ["backends", "--help", "simulate --help", "simulate --limit 2 --max-model-len 4096"])
+def test_a_reader_that_leaves_is_no_error(line: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with subprocess.Popen(start("backends"), stdout=writer, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(start(*line.split()), stdout=writer, stderr=subprocess.PIPE, text=True) as process:
         os.close(writer)
         _, err = process.communicate(timeout=60)
     assert err == ""
     assert process.returncode == 141
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+@pytest.mark.parametrize("line", ["--version", "backends", "simulate --limit 2 --max-model-len 4096"])
+def test_a_full_disk_is_told_and_is_no_verdict(line: str) -> None:
+    name, *rest = line.split()
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            start(name, *rest), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, f"blocktable {name}: output: No space left on device\n")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(CHECK, 1), (["--version"], 0)])
+def test_a_closed_output_is_no_error(arguments: list[str], code: int) -> None:
+    line = f"{shlex.join(start(*arguments))} >&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", line], timeout=60, check=False).returncode == code
 
 
 def on_terminal(*arguments: str) -> tuple[int, str]:

@@ -69,6 +69,17 @@ def test_an_old_result_is_no_new_one(scripts: Callable[..., Path], capsys: pytes
     assert said["results"]["tables"]["rows"][0]["ratio"] == 2000.0
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"rows": 3}', "3", '{"machine": {}, "versions": [], "rows": [], "goals": []}']
+)
+def test_a_damaged_result_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tables.json").write_text(text)
+    assert run(["bench", "--summarise", "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'tables.json'} holds no result of a bench" in capsys.readouterr().err
+    assert run(["bench", "--summarise", "--out", str(tmp_path / "tables.json")]) == 2
+    assert "tables.json: File exists" in capsys.readouterr().err
+
+
 def test_summarise_runs_nothing(scripts: Callable[..., Path], tmp_path: Path) -> None:
     scripts("tables", GOOD.replace("MET", "True"))
     run(["bench", "-q"])

@@ -178,6 +178,7 @@ def test_bad_lines_are_named_and_counted(trace: Callable[..., str]) -> None:
         (["--max-rows", "99999999999999"], "."),
         (["--token-budget", "0"], "token-budget"),
         (["--limit", "0"], "limit"),
+        (["--pool-tokens", "31"], "a pool of 31 tokens holds no block of 32"),
         (["--seed", "-1"], "seed"),
         (["--prefix-cache", "fifo"], "prefix-cache"),
         (["--step-ms", "0"], "step_ms"),
@@ -327,6 +328,52 @@ def test_wrong_grids_exit_2_before_anything_runs(more: list[str], text: str) -> 
     assert result.status == 2
     assert text in result.err
     assert result.out == ""
+
+
+@pytest.mark.parametrize("option", ["--report", "--results"])
+def test_what_could_not_be_written_is_refused_before_anything_runs(
+    option: str, trace: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulation, "step", lambda _self: pytest.fail("it ran"))
+    path, link = trace((5, 2)), tmp_path / "link.csv"
+    (tmp_path / "folder.csv").mkdir()
+    link.symlink_to(link)
+    for named, why in ((tmp_path / "folder.csv", "it is a folder"), (link, "it is a link to nothing")):
+        result = Result(path, option, str(named))
+        assert (result.status, result.out) == (2, "")
+        assert why in result.err
+
+
+def test_no_file_is_named_twice(tmp_path: Path) -> None:
+    """A report over the trace, or over the results, would destroy what took hours."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,5,2\n")
+    before, link = trace.read_bytes(), tmp_path / "link.csv"
+    link.symlink_to(trace)
+    for options in (["--report", str(link)], ["--results", str(trace)]):
+        assert "is named twice" in Result(str(trace), *options).err
+    twice = Result(*SMALL, "--limit", "2", "--report", str(tmp_path / "x.csv"), "--results", str(tmp_path / "x.csv"))
+    assert (twice.status, trace.read_bytes(), (tmp_path / "x.csv").exists()) == (2, before, False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_what_was_counted_is_told_though_the_report_cannot_be_written() -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed: extra `report`")
+    line = [
+        sys.executable,
+        "-m",
+        "blocktable.cli",
+        "simulate",
+        *SMALL,
+        "--limit",
+        "2",
+        "--report",
+        "/dev/full",
+        "--json",
+    ]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "blocktable simulate: output: No space left on device\n")
+    assert json.loads(done.stdout)["finished"] == 2
 
 
 def test_a_grid_in_which_no_cell_can_run_exits_2() -> None:

@@ -91,6 +91,26 @@ def test_a_cut_line_costs_only_itself(tmp_path: Path) -> None:
     assert len(Study(CELLS, SOURCE, jobs=1, kept=kept).done()) == 2
 
 
+@pytest.mark.compiled
+def test_what_else_stands_in_the_file_is_stepped_over_and_kept(tmp_path: Path) -> None:
+    kept, foreign = tmp_path / "kept", bytes(range(256)) + b'\n[1]\n{"key": 5}\n'
+    kept.write_bytes(foreign)
+    Study(CELLS[:1], SOURCE, jobs=1, kept=kept).run()
+    assert kept.read_bytes().startswith(foreign)
+    assert len(Study(CELLS[:1], SOURCE, jobs=1, kept=kept).done()) == 1
+
+
+@pytest.mark.compiled
+def test_two_studies_at_once_share_a_file(tmp_path: Path) -> None:
+    """Each appends whole lines, however long; what both ran is there twice and counts once."""
+    kept = tmp_path / "kept"
+    both = [subprocess.Popen([sys.executable, "-c", SCRIPT, str(kept), "1"]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len({line["key"] for line in lines}) == len(CELLS) <= len(lines)
+    assert len(Study(CELLS, SOURCE, jobs=1, kept=kept).done()) == len(CELLS)
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -49,17 +49,19 @@ def run(arguments: Sequence[str]) -> int:
     >>> run(["check", "--backend", "FLASHINFER_MLA", "--max-model-len", "-5"])
     2
     """
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "·" gets "?", not a traceback
+        elif stream is None:  # closed by whoever started this
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     name, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if name in COMMANDS:
         return _guarded(partial(_start, name, rest), name)
     if name in ("-V", "--version", "--completion"):
         return _guarded(partial(_about, name, rest), name)
     if name in ("-h", "--help"):
-        print(_usage())  # noqa: T201 - a command's output
-        return 0
+        return _guarded(partial(print, _usage()), name)
     from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
 
     near = get_close_matches(name, COMMANDS, n=1)
@@ -91,25 +93,40 @@ def _about(name: str, arguments: Sequence[str]) -> int:
 def _guarded(command: Callable[[], int | None], name: str) -> int:
     """Run a command; what it raises becomes an exit code, without a traceback for what a user can cause."""
     try:
-        code = command() or 0
+        code = _ended(command)
         sys.stdout.flush()
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 0
     except BlockTableError as error:
         print(f"blocktable {name}: {error}", file=sys.stderr)  # noqa: T201 - a command's output
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader left: quiet, and nothing more is written when the interpreter closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+    except OSError as error:
+        _flush_or_drop()
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE  # the reader left, and need not be told
+        print(f"blocktable {name}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 2
     except Exception:  # noqa: BLE001 - a defect of ours must not exit like a verdict
         import traceback  # noqa: PLC0415 - only a defect needs it
 
         traceback.print_exc()
         return _DEFECT
     return code
+
+
+def _flush_or_drop() -> None:
+    """Write what can still be written; where nothing can, the interpreter does not try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _ended(command: Callable[[], int | None]) -> int:
+    try:
+        return command() or 0
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
 
 
 def _start(name: str, arguments: list[str]) -> int | None:
@@ -143,5 +160,13 @@ def _start_typer(name: str, module: ModuleType, arguments: list[str]) -> int | N
     # Without markup Typer never loads rich, neither for help nor for errors.
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, context_settings=settings)(module.command)
-    code: int | None = app(arguments, prog_name=f"blocktable {name}")
+    stdout = sys.stdout
+    try:
+        code: int | None = app(arguments, prog_name=f"blocktable {name}")
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        # Typer saw that the reader left, and would exit with 1, which here is a finding.
+        sys.stdout = stdout
+        raise BrokenPipeError from None
     return code

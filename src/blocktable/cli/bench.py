@@ -88,7 +88,18 @@ def _run(name: str, rounds: str | None, folder: Path, *, quiet: bool) -> str:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: _result(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _result(path: Path) -> Any:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        markdown({path.stem: found})
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ArgumentError(
+            f"{path} holds no result of a bench", values={"path": str(path)}, remedy="remove it, or run its bench again"
+        ) from None
+    return found
 
 
 def _print(found: Mapping[str, Any], failed: Mapping[str, str], table: Path) -> None:

@@ -53,12 +53,14 @@ def run_grid(
             interrupted = True
     records = study.done()
     mark_front(records)
-    _write(records, source, results, report)
-    if as_json:
-        plain = [{name: value for name, value in record.items() if name != "curves"} for record in records]
-        typer.echo(json.dumps({"cells": plain, "missing": len(cells) - len(records), "interrupted": interrupted}))
-    else:
-        _print(records, len(cells))
+    try:
+        _write(records, source, results, report)
+    finally:  # what was counted is told, whatever becomes of the files
+        if as_json:
+            plain = [{name: value for name, value in record.items() if name != "curves"} for record in records]
+            typer.echo(json.dumps({"cells": plain, "missing": len(cells) - len(records), "interrupted": interrupted}))
+        else:
+            _print(records, len(cells))
     if interrupted:
         again = "run the same line again to go on" if kept else "nothing is kept without --results"
         typer.echo(f"interrupted after {len(records)} of {len(cells)} cells; {again}", err=True)

@@ -1,13 +1,17 @@
 """What all commands say alike: lines and tables, whole and plain where nobody watches, and the status of an interrupt."""
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from blocktable.errors import ArgumentError
 
 if TYPE_CHECKING:
     from blocktable.traces import BadLine
 
-__all__ = ["INTERRUPTED", "SHOWN", "Row", "name_bad_lines", "print_columns", "print_rows"]
+__all__ = ["INTERRUPTED", "SHOWN", "Row", "check_output", "name_bad_lines", "print_columns", "print_rows"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SHOWN = 10  # line numbers in a message
@@ -19,6 +23,23 @@ class Row(NamedTuple):
     label: str
     text: str
     style: str = ""
+
+
+def check_output(path: Path) -> None:
+    """Raise `ArgumentError` where a file could not be written, before hours are spent on what goes into it."""
+    folder, why = path.absolute().parent, ""
+    if not folder.is_dir():
+        why = "its folder does not exist"
+    elif path.is_dir():
+        why = "it is a folder"
+    elif path.is_symlink() and not path.exists():
+        why = "it is a link to nothing"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        why = "permission denied"
+    if why:
+        raise ArgumentError(
+            f"cannot write {path}: {why}", values={"path": str(path)}, remedy="make it, or name a file elsewhere"
+        )
 
 
 def print_rows(rows: Sequence[Row]) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from blocktable.cli.flags import parse_length
-from blocktable.cli.output import INTERRUPTED, SHOWN, Row, name_bad_lines, print_rows
+from blocktable.cli.output import INTERRUPTED, SHOWN, Row, check_output, name_bad_lines, print_rows
 from blocktable.contracts import resolve_engine
 from blocktable.errors import ArgumentError, BlockTableError
 
@@ -124,7 +125,7 @@ def command(
     interrupted, with the counts so far.
     """
     try:
-        _usable(results, report, engine)
+        _usable(trace, results, report, engine)
         cells = _cells(
             block_size=_counts(block_size, "--block-size"),
             num_blocks=_counts(num_blocks, "--num-blocks", least=2),
@@ -171,12 +172,14 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
     facts = count(simulation, finding=finding, interrupted=interrupted)
-    if report is not None:
-        _report(report, source, cells[0], engine, facts, curves)
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        print_rows(_lines(facts, simulation.geometry))
+    try:
+        if report is not None:
+            _report(report, source, cells[0], engine, facts, curves)
+    finally:  # what was counted is told, whatever becomes of the file
+        if as_json:
+            typer.echo(json.dumps(facts))
+        else:
+            print_rows(_lines(facts, simulation.geometry))
     if finding:
         typer.echo(f"finding at step {facts['steps'] + 1}: {finding}", err=True)
     if finding or interrupted:
@@ -186,12 +189,14 @@ def command(
 def _wrong(error: BaseException) -> NoReturn:
     text = str(error) or "out of memory"
     if isinstance(error, OSError):
+        if error.filename is None:  # a stream, not a file that was named
+            raise error
         text = f"cannot read {error.filename}: {error.strerror}"
     typer.echo(f"blocktable simulate: {text}", err=True)
     raise typer.Exit(2)
 
 
-def _usable(results: Path | None, report: Path | None, engine: str | None) -> None:
+def _usable(trace: Path | None, results: Path | None, report: Path | None, engine: str | None) -> None:
     """Refuse at once what could otherwise only be refused after hours."""
     if engine is not None:
         resolve_engine(engine)
@@ -205,9 +210,12 @@ def _usable(results: Path | None, report: Path | None, engine: str | None) -> No
             raise ArgumentError(
                 f"{path} needs {package}, which is not installed", remedy="pip install 'blocktable[report]'"
             )
-    for path in (results, report):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ArgumentError(f"the folder of {path} does not exist", remedy="make it, or name a file elsewhere")
+    written = [path for path in (results, report) if path is not None]
+    for path in written:
+        check_output(path)
+    named = [os.path.realpath(path) for path in (*written, *([trace] if trace else ()))]
+    if twice := next((name for name in named if named.count(name) > 1), None):
+        raise ArgumentError(f"{twice} is named twice, and would be overwritten", remedy="name another file")
 
 
 def _split(text: str) -> list[str]:
