@@ -466,6 +466,15 @@ def test_things_that_no_recorder_says_are_refused(tmp_path, record):
         recording.replay(tmp_path / "run")
 
 
+def test_prompts_of_groups_whose_blocks_hold_nothing_are_refused(tmp_path):
+    with recording.record(tmp_path / "run") as recorder:
+        shape = ["full", 0, 1] + [0] * 11
+        recorder.writer.say(["object", 0, {"groups": [shape], "max_rows": 1, "num_blocks": 5, "prefix_cache": True}])
+        recorder.write("lookup", 0, [one(4), one(0), None, None, None])
+    with pytest.raises(ArgumentError, match="no recorder writes"):
+        recording.calls(tmp_path / "run")
+
+
 def foreign(steps, fault=None):
     """Tables of an engine of its own, watched: rows grow by a block now and then, and finish."""
     rng = np.random.default_rng(1)

@@ -33,6 +33,7 @@ from blocktable.recording.steps import (
     REFUSED,
     SEATS,
     UNITS,
+    any_unknown,
     lay_out,
     write_calls,
 )
@@ -72,50 +73,48 @@ class Pending:
             type(rows) is type(starts) is type(text) is ndarray and rows.dtype is starts.dtype is text.dtype is I64
         ):
             rows, starts, text = _as_longs(rows), _as_longs(starts), _as_longs(text)
-        write, calls = self._arrays.write, self._calls
-        write(rows)
-        write(starts)
-        write(text)
-        write(slots)
+        calls = self._calls
+        self._arrays.writelines((rows, starts, text, slots))
         calls += (EXTEND, len(rows), len(text), slots.size)
-        if len(calls) >= self._most or self._arrays.tell() >= MOST_BYTES:
+        if len(calls) >= self._most:
             self._recorder.flush()
 
     def committed(self, delta: Delta) -> None:
         """Take a commit."""
-        spans, values, copies = delta.spans, delta.values, delta.copies
-        write, calls = self._arrays.write, self._calls
-        write(spans)
-        write(values)
-        if len(copies):
-            write(copies)
-        if (len(values) + len(copies)) & 1:
-            write(FILL)
-        calls += (COMMIT, len(spans), len(values), len(copies))
-        if len(calls) >= self._most or perf_counter() - self._when > WAIT:
+        spans, values, copies, calls, arrays = delta.spans, delta.values, delta.copies, self._calls, self._arrays
+        n, m = len(values), len(copies)
+        arrays.writelines((spans, values, copies, FILL) if (n + m) & 1 else (spans, values, copies))
+        calls += (COMMIT, len(spans), n, m)
+        if len(calls) >= self._most or arrays.tell() >= MOST_BYTES or perf_counter() - self._when > WAIT:
             self._recorder.flush()
 
     def looked_up(self, starts: Any, text: Any, cached: Ints) -> None:
         """Take a lookup without salts."""
-        self._take((LOOKUP, cached.size, len(text), cached.size), starts, text, cached)
+        text = self._prompts(text)
+        self._take((LOOKUP, cached.size, text.size, cached.size), starts, text, cached)
 
     def admitted(self, rows: Any, starts: Any, text: Any, limit: int, headroom: int, cached: Ints, slots: Ints) -> None:
         """Take an admit without salts and marks; limit -1: none."""
-        n = cached.size
-        self._take((ADMIT, n, len(text), n + slots.size), (limit, headroom), rows, starts, text, cached, slots)
+        n, text = cached.size, self._prompts(text)
+        self._take((ADMIT, n, text.size, n + slots.size), (limit, headroom), rows, starts, text, cached, slots)
 
     def not_admitted(self, rows: Any, starts: Any, text: Any, limit: int, headroom: int, refusal: Ints) -> None:
         """Take an admit that was refused for want of blocks."""
-        line = ADMIT | REFUSED, len(rows), len(text), refusal.size
+        text = self._prompts(text)
+        line = ADMIT | REFUSED, len(rows), text.size, refusal.size
         self._take(line, (limit, headroom), rows, starts, text, refusal)
 
     def freed(self, rows: Any) -> None:
         """Take a free without a fence."""
         self._take((FREE, len(rows), 0, 0), rows)
 
+    def _prompts(self, text: Any) -> Ints:
+        """Return what is to be known of prompts: nothing, where none of their units is numbered and all tokens are known."""
+        tokens = _as_longs(text)
+        return tokens if self._identity.unit or any_unknown(tokens) else NONE
+
     def _take(self, line: tuple[int, ...], *arrays: Any) -> None:
-        for values in arrays:
-            self._arrays.write(_as_longs(values))
+        self._arrays.writelines(map(_as_longs, arrays))
         self._calls += line
         if len(self._calls) >= self._most or self._arrays.tell() >= MOST_BYTES:
             self._recorder.flush()

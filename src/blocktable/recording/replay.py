@@ -291,7 +291,7 @@ class _Reader:
         """Do a part; what goes wrong in it is a record that no recorder writes."""
         try:
             return part()
-        except (TypeError, ValueError, IndexError, KeyError, OverflowError, AttributeError, MemoryError) as error:
+        except (TypeError, ValueError, IndexError, KeyError, ArithmeticError, AttributeError, MemoryError) as error:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(

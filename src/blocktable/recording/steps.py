@@ -77,6 +77,21 @@ def ends_run(calls: Ints, k: int) -> Any:
     return i64(k == calls.shape[0] or calls[k, KIND] != EXTEND)
 
 
+@helper(i64(_LONGS, i64, i64))
+def count_unknown(longs: Ints, text: int, given: int) -> Any:
+    """Return how many tokens are not known."""
+    unknown = i64(0)
+    for t in range(text, text + given):
+        unknown -= longs[t] >> 63
+    return unknown
+
+
+@compiled(i64(_LONGS))
+def any_unknown(text: Ints) -> Any:
+    """Say whether some token is not known."""
+    return count_unknown(text, 0, text.size)
+
+
 @helper(nothing(_CALLS, _LONGS, i64, *_ROOM))
 def measure(calls: Ints, longs: Ints, told: int, lines: Ints, counts: Ints, place: Ints) -> None:
     """Note what the next call needs room for, at most."""
@@ -86,9 +101,7 @@ def measure(calls: Ints, longs: Ints, told: int, lines: Ints, counts: Ints, plac
         return
     starts, unit = at + (n if kind != LOOKUP else 0), counts[UNIT]
     text = starts + n + 1
-    place[NEEDED] = 3 * n + 3 + (returned if kind & REFUSED else 0)
-    for t in range(given):
-        place[NEEDED] += i64(longs[text + t] < 0)
+    place[NEEDED] = 3 * n + 3 + (returned if kind & REFUSED else 0) + count_unknown(longs, text, given)
     if unit == 0 or kind == FREE:
         return
     longest = i64(0)
@@ -130,10 +143,11 @@ def say_sizes(longs: Ints, starts: int, n: int, out: Ints, end: int) -> int:
 @helper(i64(_LONGS, i64, i64, *_OUT))
 def say_unknown(longs: Ints, text: int, given: int, out: Ints, end: int) -> int:
     """Write which tokens are not known."""
-    for t in range(given):
-        if longs[text + t] < 0:
-            out[end] = t
-            end += 1
+    if count_unknown(longs, text, given):
+        for t in range(given):
+            if longs[text + t] < 0:
+                out[end] = t
+                end += 1
     return end
 
 
