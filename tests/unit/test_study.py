@@ -303,6 +303,28 @@ def test_curves_agree_with_the_summary() -> None:
     assert Simulation.waiting.__doc__
 
 
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-m", "blocktable.cli", "simulate", *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.compiled
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is Linux's")
+def test_a_study_of_a_day_on_two_cores_fits_a_gibibyte(tmp_path: Path) -> None:
+    """Two cells at once of two million tokens in small blocks, and the process that started them."""
+    trace = Path(os.environ.get("BLOCKTABLE_DATA", "")) / "traces" / "mooncake-conversation.jsonl"
+    if not trace.exists():
+        pytest.skip("mooncake-conversation.jsonl is not under BLOCKTABLE_DATA/traces")
+    cell = ["--block-size", "16", "--pool-tokens", "2M", "--prefix-cache", "lru", "--results", str(tmp_path / "r.csv")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(trace), *cell], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert 3 * int(done.stdout) < 2**20  # KiB
+
+
 def test_more_than_one_process_needs_joblib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocktable.study, "find_spec", lambda _name: None)
     with pytest.raises(ArgumentError, match="--jobs 1"):
