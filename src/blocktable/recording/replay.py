@@ -144,9 +144,9 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
     replayed.objects = [make(what, sanitize) for what in reader.made]
     for call in reader.calls():
         result: Any = None
-        brief = ""
+        refused = ""
         try:
-            result, brief = _run(replayed.objects[call.number], call)
+            result, refused = _run(replayed.objects[call.number], call)
         except LawBroken as error:
             replayed.finding = error
         replayed.calls += 1
@@ -155,6 +155,7 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
         check = coding.short_of(replayed._meta)  # noqa: SLF001
         if replayed.finding is None and check != call.check:
             was = f", recorded was {call.refused}" if call.refused else ""
+            brief = refused or " ".join(repr(result).split())[:200]
             replayed.differs = f"{call.verb} at step {call.step} returned {brief}, not what was recorded{was}"
         yield call, replayed
         if replayed.finding or replayed.differs:
@@ -162,7 +163,7 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
 
 
 def _run(one: Any, call: Call) -> tuple[Any, str]:
-    """Do one call; return what it returned, or its refusal as a field, and either in a few words."""
+    """Do one call; return what it returned, or its refusal as a field and in words."""
     try:
         result = getattr(one, call.verb)(*call.args, **call.named)
     except LawBroken:
@@ -171,7 +172,7 @@ def _run(one: Any, call: Call) -> tuple[Any, str]:
         return refusal_of(error), f"{type(error).__name__} {error.law}"
     if call.verb == "step":
         result = of_findings(result)
-    return result, " ".join(repr(result).split())[:200]
+    return result, ""
 
 
 def replay(path: str | Path, *, to: int | None = None, until_finding: bool = False) -> Replayed:
