@@ -42,6 +42,7 @@ MOST, SHARE = 256, 16  # calls that may wait, and calls written for each that ma
 WAIT = 0.01  # seconds after which a commit writes all
 MOST_BYTES = 1 << 18  # that may wait; more would not stay in a processor's cache
 FILL = bytes(4)
+NEVER = -2  # the size of fields of a kind of which there was no call yet: no field has it
 
 
 class Pending:
@@ -61,7 +62,7 @@ class Pending:
         self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
         self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
         self._last = np.zeros(len(SEATS), np.int64)
-        self._before: dict[int, Any] = {}  # the last call of each kind, where it lies in the buffers
+        self._sizes[:] = NEVER
 
     # What a call leaves here, in whatever form it was done.
 
@@ -144,7 +145,6 @@ class Pending:
     def _write(self, calls: Ints, longs: Ints, ints: Ints) -> None:
         writer, known, place = self._recorder.writer, self._identity, self._place
         place[:] = 0
-        self._load()
         while not write_calls(
             *(writer.window, writer.meta, self._number, self._groups, calls, longs, ints, self._values, self._sizes),
             *(self._last, place, known.rows, known.kept, known.tokens, known.lines, known.table, known.counts),
@@ -155,23 +155,22 @@ class Pending:
             known.room_for_prompt(int(place[PROMPT]))
             known.room_for_units(int(place[UNITS]))
             self._room(needed)
-        for seat, kind in enumerate(SEATS):
-            at = 2 * seat + int(self._last[seat])
-            self._before[kind] = self._values[at], self._sizes[at, : FIELDS[seat]]
-            self._recorder.before[kind, self._number] = self._before[kind]
 
-    def _load(self) -> None:
-        """Have the last call of each kind in the buffers, where it was written otherwise."""
-        for seat, kind in enumerate(SEATS):
-            before = self._recorder.before.get((kind, self._number), (NONE, NONE))
-            if before is self._before.get(kind):
-                continue
-            values, sizes = before
-            self._room(values.size)
-            at = 2 * seat + int(self._last[seat])
-            self._values[at, : values.size] = values
-            self._sizes[at] = -2  # no field has this size
-            self._sizes[at, : sizes.size] = sizes
+    # The last call of each kind, for those that are written otherwise.
+
+    def last(self, kind: int) -> tuple[Ints, Ints]:
+        """Return the values and sizes of the fields of the last call of a kind."""
+        seat = SEATS.index(kind)
+        at = 2 * seat + int(self._last[seat])
+        return self._values[at], self._sizes[at, : FIELDS[seat]]
+
+    def keep(self, kind: int, values: Ints, sizes: Ints) -> None:
+        """Have a call that was written otherwise for the last one."""
+        seat = SEATS.index(kind)
+        at = 2 * seat + int(self._last[seat])
+        self._room(values.size)
+        self._values[at, : values.size] = values
+        self._sizes[at, : sizes.size] = sizes
 
     def _room(self, values: int) -> None:
         """Have room for so many values of a call's fields."""

@@ -27,6 +27,7 @@ from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
 from blocktable.recording.pending import Pending
+from blocktable.recording.steps import SEATS
 from blocktable.sanitize.reading import Unreadable, integers
 
 VERSION = 2
@@ -85,9 +86,9 @@ class Recorder:
         self._key = np.random.default_rng().integers(1, 2**31, 4) | 1 if tokens else None
         self._objects: list[Any] = []
         self._salts: dict[bytes, int] = {}
-        self.before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
+        self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
         self._usual = not ring and not tokens  # may usual calls of caches wait, and be written together
-        self._pending: list[Pending] = []
+        self._pending: dict[int, Pending] = {}
         self._lock = Lock()  # objects of several threads may share a recorder
         self.closed = False
         register(self.flush)
@@ -124,7 +125,7 @@ class Recorder:
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
             if self._usual and hasattr(one, "final"):
                 one._pending = Pending(self, one, number, identity)  # noqa: SLF001
-                self._pending.append(one._pending)  # noqa: SLF001
+                self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
         return number
 
@@ -144,9 +145,13 @@ class Recorder:
             writer = self.writer
             fold(writer.meta, result)
             writer.room(coding.room(values.size, sizes.size))
-            before = self.before.get((kind, number), (NONE, NONE))
-            coding.write_call(writer.window, writer.meta, kind, number, values, sizes, *before[:2])
-            self.before[kind, number] = values, sizes
+            usual = self._pending.get(number) if kind in SEATS else None  # which has the last such call
+            before = usual.last(kind) if usual else self._before.get((kind, number), (NONE, NONE))
+            coding.write_call(writer.window, writer.meta, kind, number, values, sizes, *before)
+            if usual:
+                usual.keep(kind, values, sizes)
+            else:
+                self._before[kind, number] = values, sizes
             self._turn()
 
     def committed(self, number: int, delta: Delta) -> None:
@@ -162,7 +167,7 @@ class Recorder:
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
         with self._writing():
-            for pending in self._pending:
+            for pending in self._pending.values():
                 pending.write()
 
     @contextmanager
@@ -200,7 +205,7 @@ class Recorder:
         if not self.writer.full():
             return
         self.writer.turn()
-        self.before.clear()
+        self._before.clear()
         self.writer.say(["begin", VERSION, 1])
         for other, one in enumerate(self._objects):
             self.writer.say(["object", other, describe(one)])
