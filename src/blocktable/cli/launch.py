@@ -31,6 +31,8 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--hf-overrides": '{"max_position_embeddings": 65536}',
 }
+# What stands for "--" in text that was copied from a page: the server would take it for a word, not for a flag.
+_OTHER_DASHES: Final = re.compile(r"-*[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*(?=\w)")
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -43,6 +45,13 @@ def read_launch(words: Sequence[str]) -> Launch:
     'auto'
     """
     command, environment, release = unwrap(_split_words(words))
+    if dashed := next((word for word in command if _OTHER_DASHES.match(word)), None):
+        meant = "--" + _OTHER_DASHES.sub("", dashed)
+        raise ArgumentError(
+            f"{dashed} begins with a dash that is no hyphen, as text processors make of two",
+            values={"word": dashed},
+            remedy=f"write {meant}",
+        )
     if (arguments := _sglang_arguments(command)) is not None:
         return read_sglang(arguments)._replace(environment=environment, release=release)
     flags = read_flags(insert_file(_server_arguments(command)))
