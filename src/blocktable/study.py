@@ -294,6 +294,8 @@ class Study:
 
         Raises what a cell raises, and RuntimeError when workers keep dying; what was done until then is kept.
         """
+        if self._kept is not None:
+            self._kept.open("ab").close()  # fails here where it cannot be written, not after the first cell
         losses = 0
         while missing := [i for i, record in enumerate(self.records) if record is None]:
             try:

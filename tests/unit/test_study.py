@@ -100,6 +100,13 @@ def test_what_else_stands_in_the_file_is_stepped_over_and_kept(tmp_path: Path) -
     assert len(Study(CELLS[:1], SOURCE, jobs=1, kept=kept).done()) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no folder that refuses every file")
+def test_where_nothing_can_be_kept_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocktable.study, "run_cell", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(OSError, match="/proc/kept"):
+        Study(CELLS, SOURCE, jobs=1, kept=Path("/proc/kept")).run()
+
+
 @pytest.mark.compiled
 def test_two_studies_at_once_share_a_file(tmp_path: Path) -> None:
     """Each appends whole lines, however long; what both ran is there twice and counts once."""
