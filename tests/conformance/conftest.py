@@ -1,6 +1,7 @@
 """Real engines for the conformance tests: imported where they are installed, else the test skips and says what is missing."""
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -64,3 +65,30 @@ def engine(real):
         return found, done
 
     return run
+
+
+@pytest.fixture
+def ask(real):
+    """Return a function that makes a request of vLLM's own.
+
+    It has tokens, of which every ``size`` are hashed, and what it has beside them: ``images`` (name, offset, length), an
+    ``adapter`` (name, number, path) and a ``salt``.
+    """
+    utils, inputs = real("vllm.v1.core.kv_cache_utils"), real("vllm.multimodal.inputs")
+    sha256, lora = real("vllm.utils.hashing").sha256, real("vllm.lora.request").LoRARequest
+    request, params = real("vllm.v1.request").Request, real("vllm").SamplingParams(max_tokens=64)
+    utils.init_none_hash(sha256)
+    numbers = itertools.count()
+
+    def make(tokens, size, images=(), adapter=None, salt=None):
+        places = [inputs.PlaceholderRange(offset=offset, length=length) for _, offset, length in images]
+        return request(
+            str(next(numbers)), tokens, params, None, block_hasher=utils.get_request_block_hasher(size, sha256),
+            mm_features=[
+                inputs.MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)
+                for (name, _, _), place in zip(images, places, strict=True)
+            ],
+            lora_request=lora(*adapter) if adapter else None, cache_salt=salt,
+        )  # fmt: skip
+
+    return make

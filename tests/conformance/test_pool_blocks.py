@@ -1,7 +1,7 @@
 """Our block pool beside vLLM's own, called as its managers and connectors call it; no engine."""
 
-import itertools
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,23 +15,15 @@ BLOCKS = 24
 
 
 @pytest.fixture
-def vllm(real):
+def vllm(real, ask):
     """Return what the tests need of vLLM, and our pool."""
     utils = real("vllm.v1.core.kv_cache_utils")
-    sha256 = real("vllm.utils.hashing").sha256
-    utils.init_none_hash(sha256)
-    hasher = utils.get_request_block_hasher(SIZE, sha256)
-    params, request = real("vllm").SamplingParams(max_tokens=8), real("vllm.v1.request").Request
-    numbers = itertools.count()
-
-    def ask(tokens, **more):
-        return request(str(next(numbers)), tokens, params, None, block_hasher=hasher, **more)
-
     return SimpleNamespace(
         stock=real("vllm.v1.core.block_pool").BlockPool,
         ours=real("blocktable.integrations.vllm_pool_blocks").Pool,
-        lora=real("vllm.lora.request").LoRARequest,
-        ask=ask,
+        ask=partial(ask, size=SIZE),
+        key=utils.make_block_hash_with_group_id,
+        told=utils.maybe_convert_block_hash,
     )
 
 
@@ -127,9 +119,10 @@ class Users:
 
     def ask(self):
         tokens = [self.draw.randrange(2) for _ in range(SIZE * self.draw.randrange(1, 9))]
-        adapter = {"lora_request": self.vllm.lora("adapter", 1, "nowhere")}
-        extra = self.draw.choice([{}, {}, {}, {"cache_salt": "s"}, adapter])
-        request, group = self.vllm.ask(tokens, **extra), self.draw.randrange(2)
+        adapter = {"adapter": ("adapter", 1, "nowhere")}
+        seen = {"images": [(self.draw.choice("ab"), self.draw.randrange(8), 4)]}
+        beside = self.draw.choice([{}, {}, {}, {"salt": "s"}, adapter, seen, seen | adapter])
+        request, group = self.vllm.ask(tokens, **beside), self.draw.randrange(2)
         hits = []
         for i in range(group, len(request.block_hashes), group + 1):
             hit = self.pools.call("get_cached_block", request.block_hashes[i], [group])
@@ -279,20 +272,42 @@ def test_a_hit_needs_every_group_and_groups_do_not_answer_for_each_other(vllm, b
     assert pools.call("get_cached_block", request.block_hashes[0], [0, 1]) == [1, 2]
 
 
-def test_a_salt_keeps_equal_tokens_apart(vllm, both):
-    pools = both()
-    salted, plain = vllm.ask([1] * SIZE, cache_salt="s"), vllm.ask([1] * SIZE)
-    pools.cache(salted, pools.call("get_new_blocks", 1), 0, 1, SIZE, 0)
-    assert pools.call("get_cached_block", plain.block_hashes[0], [0]) is None
-
-
 def test_an_adapter_has_a_cache_of_its_own_and_is_named_in_its_events(vllm, both):
     pools = both(events=True)
-    adapted = vllm.ask([1] * SIZE, lora_request=vllm.lora("adapter", 7, "nowhere"))
+    adapted = vllm.ask([1] * SIZE, adapter=("adapter", 7, "nowhere"))
     pools.cache(adapted, pools.call("get_new_blocks", 1), 0, 1, SIZE, 0)
     assert pools.call("get_cached_block", vllm.ask([1] * SIZE).block_hashes[0], [0]) is None
     (stored,) = pools.call("take_events")
     assert (stored.lora_id, stored.lora_name) == (7, "adapter")
+
+
+# What two requests have beside the same sixteen tokens, and how many of their four blocks are alike.
+BESIDE = {
+    "image": ({"images": [("a", 5, 5)]}, {"images": [("a", 5, 5)]}, 4),
+    "another image": ({"images": [("a", 5, 5)]}, {"images": [("b", 5, 5)]}, 1),
+    "elsewhere": ({"images": [("a", 5, 5)]}, {"images": [("a", 6, 5)]}, 1),
+    "no image": ({"images": [("a", 9, 2)]}, {}, 2),
+    "one more image": ({"images": [("a", 1, 2)]}, {"images": [("a", 1, 2), ("b", 12, 4)]}, 3),
+    "another adapter": ({"adapter": ("x", 1, "path")}, {"adapter": ("y", 1, "path")}, 0),
+    "the adapter's number": ({"adapter": ("x", 1, "path")}, {"adapter": ("x", 2, "path")}, 4),
+    "no salt": ({"salt": "x"}, {}, 0),
+    "another salt": ({"salt": "x"}, {"salt": "y"}, 0),
+    "a salt like an adapter": ({"salt": "x"}, {"adapter": ("x", 1, "x")}, 0),
+    "all": (*[{"salt": "x", "adapter": ("x", 1, "path"), "images": [("x", 0, 16)]}] * 2, 4),
+}
+
+
+@pytest.mark.parametrize(("stored", "asked", "alike"), BESIDE.values(), ids=BESIDE)
+def test_what_else_makes_a_prefix_decides_its_hits_by_vllms_own_hashes(vllm, both, stored, asked, alike):
+    pools = both()
+    first, second = (vllm.ask([1] * SIZE * 4, **one) for one in (stored, asked))
+    row = pools.call("get_new_blocks", 4)
+    pools.cache(first, row, 0, 4, SIZE, 0)
+    for pool in pools.pools:
+        assert [pool.blocks[number].block_hash for number in row] == [vllm.key(one, 0) for one in first.block_hashes]
+    found = [pools.call("get_cached_block", one, [0]) for one in second.block_hashes]
+    assert found == [[number] for number in row[:alike]] + [None] * (4 - alike)
+    assert [block.block_id for block in pools.pools[1].longest_hit(second.block_hashes, 4, 0)] == row[:alike]
 
 
 def test_null_blocks_are_neither_cached_nor_freed(vllm, both):
@@ -328,6 +343,17 @@ def test_a_stored_block_names_its_parent_and_an_evicted_one_is_told(vllm, both):
     first, second, removed = pools.call("take_events")
     assert (first.parent_block_hash, [second.parent_block_hash]) == (None, first.block_hashes)
     assert removed.block_hashes == second.block_hashes
+
+
+def test_a_stored_block_names_its_parent_even_where_a_window_left_that_behind(vllm, both):
+    pools = both(events=True)
+    request = vllm.ask([1] * SIZE * 4)
+    first, *last = pools.call("get_new_blocks", 3)
+    pools.cache(request, [first, 0, *last], 2, 4, SIZE, 1)
+    (stored,) = pools.call("take_events")
+    assert stored.parent_block_hash == vllm.told(request.block_hashes[1])
+    assert stored.block_hashes == [vllm.told(one) for one in request.block_hashes[2:]]
+    assert stored.group_idx == 1
 
 
 def test_a_block_that_was_partly_cached_becomes_full_in_its_place(vllm, both):
