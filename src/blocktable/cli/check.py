@@ -176,6 +176,7 @@ def command(
                 chunked_prefill=line.chunked_prefill,
                 one_group=line.one_group,
                 unordered=_unordered(line, hardware),
+                altered=_altered(line, hardware),
                 draft=drafted,
                 connector=_connector(line),
                 shared_ranks=split if line.tensor_parallel_given and line.prefill_context_parallel == 1 else None,
@@ -298,6 +299,21 @@ def _unordered(line: lines.Launch, hardware: str | None) -> str:
         *(name for name in line.environment if "ROCM_USE_AITER" in name and hardware == "rocm"),
     )
     return next((name for name in switches if line.environment.get(name, "0").lower() not in ("", "0", "false")), "")
+
+
+def _altered(line: lines.Launch, hardware: str | None) -> tuple[str, str]:
+    """Return a pattern of the backends that a field of --attention-config makes others than the catalogue has, and that field."""
+    version, own = (
+        line.attention.get("flash_attn_version"),
+        {"9": 3, "10": 4}.get((hardware or "").partition(".")[0], 2),
+    )
+    if version is not None and (version != own or hardware is None):
+        return "FLASH_ATTN.*", f"flash_attn_version {version}"
+    if line.attention.get("use_trtllm_attention") is False:
+        return "FLASHINFER", "use_trtllm_attention false"
+    if line.attention.get("hisparse_config"):
+        return ".*SPARSE.*", "hisparse_config"
+    return "", ""
 
 
 def _ignored(line: lines.Launch, answer: Judgement) -> Iterator[str]:

@@ -72,6 +72,7 @@ def read_launch(words: Sequence[str]) -> Launch:
         backend=backend or configured,
         env_backend=_backend(environment.get("VLLM_ATTENTION_BACKEND")),
         backend_per_kind=bool(attention.get("backend_per_kind")),
+        attention=attention,
         max_model_len=parse_length(flags["max_model_len"]) if "max_model_len" in flags else None,
         block_size=_size(flags, "block_size", None),
         tensor_parallel=_size(flags, "tensor_parallel_size", 1),

@@ -16,7 +16,7 @@ class Launch(NamedTuple):
     """What a launch line says about block tables; None where it says nothing.
 
     ``max_model_len`` is in tokens, or ``"auto"`` where the server sizes it by the memory it finds. ``backend`` is what
-    flags and files name, ``env_backend`` what the environment names, which only old releases read. ``release`` is what the
+    flags and files name, ``attention`` what else stands in --attention-config, ``env_backend`` what the environment names, which only old releases read. ``release`` is what the
     image of a container names, "" without one, ``device`` a platform that it names; ``overrides`` are those of the model's config.
     """
 
@@ -25,6 +25,7 @@ class Launch(NamedTuple):
     backend: str | None = None
     env_backend: str | None = None
     backend_per_kind: bool = False
+    attention: Mapping[str, Any] = MappingProxyType({})
     max_model_len: Length = None
     block_size: int | None = None
     tensor_parallel: int = 1

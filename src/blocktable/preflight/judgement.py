@@ -1,5 +1,6 @@
 """Judge one launch: block size, context parallelism, then the width that is allocated against the width that is accepted."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -151,6 +152,10 @@ def _judge_width(launch: Launch, contract: Contract, geometry: Geometry, answer:
     if drafted:
         groups += tuple(one._replace(kind=f"draft {one.kind}") for one in drafted.groups)
     assumed = (*answer.assumed, *_drafts_assumed(launch, drafted))
+    pattern, switch = launch.altered
+    if re.fullmatch(pattern, contract.name):
+        missing = (f"rule: what {contract.name} demands with {switch}, which is not in the catalogue",)
+        return replace(answer, groups=groups, assumed=assumed, missing=missing, reason=told)
     accepted = f"{told}; {contract.name} takes {demand}"
     return replace(answer, verdict="accepted", groups=groups, assumed=assumed, reason=accepted)
 

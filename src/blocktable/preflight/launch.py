@@ -60,6 +60,7 @@ class Launch:
     it leaves that to the model; ``batched_tokens`` the tokens of a step. ``one_group`` turns windows into full attention.
     ``partition`` is how many layers each pipeline stage gets, where the launch says so.
     ``unordered`` names what makes the release choose a backend in another order than the catalogue has, "" for nothing.
+    ``altered`` is a pattern of the backends whose demands the launch changes in a way that the catalogue does not have, and by what.
     ``shared_ranks`` are the tensor-parallel ranks that context parallelism reuses, where the launch says how many.
     """
 
@@ -92,6 +93,7 @@ class Launch:
     one_group: bool = False
     shared_ranks: int | None = None
     unordered: str = ""
+    altered: tuple[str, str] = ("", "")
     draft: Draft = _NO_DRAFT
     connector: Connector | None = None
 
