@@ -1,7 +1,7 @@
 """vLLM's cache manager with shortened steps beside its own, called as the scheduler calls it; no engine."""
 
-import itertools
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,21 +13,12 @@ LONGEST = 96
 
 
 @pytest.fixture
-def vllm(real):
+def vllm(real, ask):
     """Return what the tests need of vLLM."""
-    utils, interface = real("vllm.v1.core.kv_cache_utils"), real("vllm.v1.kv_cache_interface")
-    sha256, torch = real("vllm.utils.hashing").sha256, real("torch")
-    utils.init_none_hash(sha256)
-    params, request = real("vllm").SamplingParams(max_tokens=64), real("vllm.v1.request")
-    numbers = itertools.count()
+    interface, request, torch = real("vllm.v1.kv_cache_interface"), real("vllm.v1.request"), real("torch")
     shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-
-    def ask(tokens, size=SIZE, **more):
-        hasher = utils.get_request_block_hasher(size, sha256)
-        return request.Request(str(next(numbers)), tokens, params, None, block_hasher=hasher, **more)
-
     return SimpleNamespace(
-        ask=ask,
+        ask=partial(ask, size=SIZE),
         status=request.RequestStatus,
         manager=real("vllm.v1.core.kv_cache_manager").KVCacheManager,
         config=interface.KVCacheConfig,
@@ -36,8 +27,8 @@ def vllm(real):
         latent=lambda: interface.MLAAttentionSpec(block_size=SIZE, **shape),
         window=lambda window=10: interface.SlidingWindowSpec(block_size=SIZE, sliding_window=window, **shape),
         chunked=lambda: interface.ChunkedLocalAttentionSpec(block_size=SIZE, attention_chunk_size=8, **shape),
-        state=lambda: interface.MambaSpec(
-            block_size=SIZE, shapes=((2, 2),), dtypes=(torch.float32,), mamba_cache_mode="none"
+        state=lambda mode="none", size=SIZE: interface.MambaSpec(
+            block_size=size, shapes=((2, 2),), dtypes=(torch.float32,), mamba_cache_mode=mode
         ),
         metrics=real("vllm.v1.core.kv_cache_metrics").KVCacheMetricsCollector,
         pool=real("blocktable.integrations.vllm_pool"),
@@ -46,17 +37,19 @@ def vllm(real):
     )
 
 
-def make(vllm, specs, *, ours, blocks=40, drafts=False, size=SIZE, **given):
+def make(vllm, specs, *, ours, blocks=40, drafts=False, size=SIZE, retention=None, log_stats=True, **given):
     """Return a manager, vLLM's own or ours."""
     if ours:
         vllm.pool.install()
     try:
         groups = [vllm.group([f"layer.{i}"], spec, is_eagle_group=drafts) for i, spec in enumerate(specs)]
-        widest = max(spec.block_size for spec in specs)
-        config = vllm.config(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        widest = max(spec.block_size for spec in specs) * given.get("dcp_world_size", 1)
+        config = vllm.config(
+            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups, prefix_cache_retention_interval=retention
+        )
         return vllm.manager(
             config, max_model_len=LONGEST, scheduler_block_size=widest, hash_block_size=size, use_eagle=drafts,
-            log_stats=True, **given,
+            log_stats=log_stats, **given,
         )  # fmt: skip
     finally:
         if ours:
@@ -66,9 +59,9 @@ def make(vllm, specs, *, ours, blocks=40, drafts=False, size=SIZE, **given):
 class Scheduler:
     """Requests that arrive, are cut into chunks, decode, are preempted, rolled back, aborted and finished, on both sides."""
 
-    def __init__(self, vllm, sides, seed, *, lookahead=0, flight=0, external=False):
+    def __init__(self, vllm, sides, seed, *, lookahead=0, flight=0, external=False, whole=1):
         self.vllm, self.sides, self.draw = vllm, sides, random.Random(seed)  # noqa: S311 - test data
-        self.lookahead, self.flight, self.external = lookahead, flight, external
+        self.lookahead, self.flight, self.external, self.whole = lookahead, flight, external, whole
         self.running, self.waiting, self.deferred = [], [], []
         self.preemptions = self.hits = self.unchanged = 0
         self.size = sides[0].block_pool.hash_block_size
@@ -81,8 +74,10 @@ class Scheduler:
         return found
 
     def show(self, found):
-        if isinstance(found, tuple):
+        if isinstance(found, (tuple, list)):
             return [self.show(one) for one in found]
+        if hasattr(found, "block_id"):
+            return found.block_id
         if hasattr(found, "get_block_ids"):
             assert (found.get_block_ids(allow_none=True) is None) == (not any(found.blocks))
             return found.get_block_ids(), [[block.block_hash for block in group] for group in found.blocks]
@@ -91,6 +86,9 @@ class Scheduler:
     def same(self):
         self.both("take_events")
         self.both("take_new_block_ids")
+        self.both("take_boundary_state_offloads")
+        for side, (_, retained) in zip(self.sides, self.both("take_kv_cache_block_copies"), strict=True):
+            side.block_pool.free_blocks(retained)
         assert self.sides[0].usage == self.sides[1].usage
         for request in self.running:
             self.both("get_blocks", request.request_id)
@@ -117,10 +115,17 @@ class Scheduler:
         tokens = [self.draw.randrange(2) for _ in range(self.draw.randrange(1, 60))]
         if self.running and self.draw.random() < 0.6:
             tokens = list(self.draw.choice(self.running).all_token_ids)[:60] + tokens[:3]
-        salt = self.draw.choice([{}, {}, {}, {"cache_salt": "s"}])
-        request = self.vllm.ask(tokens[:60], self.size, **salt)
+        adapter = {"adapter": ("adapter", 1, "nowhere")}
+        seen = {"images": [(self.draw.choice("ab"), self.draw.randrange(12), 6)]}
+        beside = self.draw.choice([{}] * 5 + [{"salt": "s"}, adapter, seen])
+        request = self.vllm.ask(tokens[:60], size=self.size, **beside)
+        request.kv_cache_report_mode = self.draw.choice(["full", "incremental"])  # of blocks that were hit, too
         request.skip_reading_prefix_cache = self.draw.random() < 0.1  # as those do that want their prompt's logprobs
         self.waiting.append(request)
+
+    def chunk(self, left, most):
+        """Return how many of the tokens that are left a step computes; where states are kept it ends with a block."""
+        return min(left, -(-self.draw.randrange(1, most) // self.whole) * self.whole)
 
     def admit(self):
         if not self.waiting:
@@ -134,16 +139,9 @@ class Scheduler:
             named = {"num_external_computed_tokens": external, "delay_cache_blocks": external > 0}
         request.shared_prefix_boundary = boundary[0]
         left = request.num_tokens - hits[0] - external
-        new = min(left, self.draw.randrange(1, 40))
-        admitted = [
-            side.allocate_slots(
-                request, new, num_new_computed_tokens=hits[0], new_computed_blocks=mine, num_lookahead_tokens=self.lookahead,
-                full_sequence_must_fit=self.draw_fit, has_scheduled_reqs=bool(self.running), **named,
-            )
-            for side, mine in zip(self.sides, blocks, strict=True)
-        ]  # fmt: skip
-        assert self.show(admitted[0]) == self.show(admitted[1])
-        if admitted[0] is not None:
+        new = self.chunk(left, 40)
+        fit = {"full_sequence_must_fit": self.draw_fit, "has_scheduled_reqs": bool(self.running)}
+        if self.place(request, new, blocks, hits[0], **fit, **named)[0] is not None:
             self.hits += hits[0]
             self.both("record_prefix_cache_stats", request, hits[0])
             request.num_computed_tokens = hits[0] + external + new
@@ -152,6 +150,18 @@ class Scheduler:
             self.sample(request, 0)
             if named.get("delay_cache_blocks") and self.draw.random() < 0.5:
                 self.both("cache_blocks", request, hits[0] + external)
+
+    def place(self, request, new, blocks, hits, **named):
+        """Let both managers give a request that waits its slots: what each found of it, and new ones."""
+        placed = [
+            side.allocate_slots(
+                request, new, num_new_computed_tokens=hits, new_computed_blocks=mine, num_lookahead_tokens=self.lookahead,
+                **named,
+            )
+            for side, mine in zip(self.sides, blocks, strict=True)
+        ]  # fmt: skip
+        assert self.show(placed[0]) == self.show(placed[1])
+        return placed
 
     draw_fit = False
 
@@ -162,7 +172,7 @@ class Scheduler:
         at = 0
         while at < len(self.running):
             request = self.running[at]
-            new = min(request.num_tokens - request.num_computed_tokens, self.draw.randrange(1, 30))
+            new = self.chunk(request.num_tokens - request.num_computed_tokens, 30)
             drafts = self.draw.randrange(self.lookahead + 1)
             new = min(new + drafts, LONGEST - request.num_computed_tokens)
             request.num_in_flight_tokens = min(self.flight, request.num_computed_tokens)
@@ -242,20 +252,38 @@ CASES = {
     "full": (lambda v: [v.full()], {}, {}, True),
     "latent": (lambda v: [v.latent()], {}, {"flight": 1}, True),
     "no caching": (lambda v: [v.full()], {"enable_caching": False}, {}, True),
+    "no statistics": (lambda v: [v.full()], {"log_stats": False}, {}, True),
+    "context parallel": (lambda v: [v.full()], {"dcp_world_size": 2, "size": 2 * SIZE}, {}, True),
     "drafts": (lambda v: [v.full()], {"drafts": True}, {"lookahead": 3}, True),
+    "drafts of several steps": (lambda v: [v.full()], {"drafts": True, "num_prefill_lookahead": 3}, {"lookahead": 3}, True),
+    "drafts in a window": (lambda v: [v.window()], {"drafts": True}, {"lookahead": 3, "flight": 1}, True),
+    "drafts, full and window": (lambda v: [v.full(), v.window()], {"drafts": True, "blocks": 60}, {"lookahead": 3}, True),
+    "drafts, wide and narrow": (lambda v: [v.full(8), v.window(4)], {"drafts": True, "blocks": 60}, {"lookahead": 3}, False),
     "lookahead": (lambda v: [v.full()], {}, {"lookahead": 5, "flight": 4}, True),
     "events": (lambda v: [v.full()], {"enable_kv_cache_events": True}, {}, True),
     "watermark": (lambda v: [v.full()], {"watermark": 0.2}, {}, True),
     "window": (lambda v: [v.window()], {}, {}, True),
     "window in flight": (lambda v: [v.window()], {}, {"flight": 3, "lookahead": 2}, True),
     "window of one block": (lambda v: [v.window(4)], {"enable_caching": False}, {}, True),
+    "window of which little stays": (lambda v: [v.window()], {"retention": 8}, {}, True),
+    "window of which the last stays": (lambda v: [v.window()], {"retention": 0}, {"lookahead": 2}, True),
     "window and full": (lambda v: [v.full(), v.window()], {"blocks": 60}, {"flight": 1}, True),
+    "window of which little stays, and full": (lambda v: [v.full(), v.window()], {"blocks": 60, "retention": 16}, {}, True),
+    "window and full, admitted by what is in flight": (
+        lambda v: [v.full(), v.window()], {"blocks": 40, "max_in_flight_tokens": 40}, {"flight": 2}, True),
     "full, full and window": (lambda v: [v.full(), v.window(6), v.window(13)], {"blocks": 80, "enable_kv_cache_events": True}, {}, True),
     "loads from outside": (lambda v: [v.full()], {}, {"external": True}, True),
     "loads into a window": (lambda v: [v.window()], {}, {"external": True, "flight": 1}, True),
+    "loads into three groups": (lambda v: [v.full(), v.window(), v.window()], {"blocks": 80}, {"external": True}, True),
     "wide and narrow": (lambda v: [v.full(8), v.window()], {"blocks": 60}, {}, False),
     "chunked": (lambda v: [v.chunked()], {}, {}, False),
     "states": (lambda v: [v.full(), v.state()], {"enable_caching": False, "blocks": 60}, {}, False),
+    "states, kept": (lambda v: [v.full(), v.state("all")], {"blocks": 60}, {"whole": SIZE}, False),
+    "states, the last of each chunk": (
+        lambda v: [v.full(), v.state("align")], {"blocks": 60}, {"whole": SIZE, "lookahead": 2}, False),
+    "states, the last of each prompt": (
+        lambda v: [v.full(), v.state("align")], {"blocks": 60, "retention": 0}, {"whole": SIZE}, False),
+    "states within a block": (lambda v: [v.full(), v.state("align", 2 * SIZE)], {"blocks": 60}, {"whole": SIZE}, False),
 }  # fmt: skip
 
 
@@ -270,7 +298,117 @@ def test_shortened_steps_give_and_leave_the_same_as_vllms(vllm, case, seed):
     played.play(150)
     assert played.preemptions > 0
     assert played.unchanged > 40
-    assert played.hits > 0 or not given.get("enable_caching", True)
+    assert played.hits > 0 or given.get("retention") == 0 or not given.get("enable_caching", True)
+
+
+@pytest.fixture
+def managers(vllm):
+    """Return a function that makes both managers; its `Scheduler` calls them one after the other."""
+
+    def both(*specs, **given):
+        return Scheduler(vllm, [make(vllm, specs, ours=ours, **given) for ours in (False, True)], 0)
+
+    return both
+
+
+def start(pair, request, new=None):
+    """Look a prompt up and give it slots: return the tokens that were cached, and the new blocks or None."""
+    blocks, hits, _ = zip(*pair.both("get_computed_blocks", request), strict=True)
+    new = request.num_tokens - hits[0] if new is None else new
+    found = pair.place(request, new, blocks, hits[0])
+    if found[0] is not None:
+        request.num_computed_tokens, request.status = hits[0] + new, pair.vllm.status.RUNNING
+    return hits[0], found[0] and found[0].get_block_ids()
+
+
+def owners(pair, numbers):
+    return [pair.sides[1].block_pool.blocks[number].ref_cnt for number in numbers]
+
+
+def free(pair):
+    return [block.block_id for block in pair.sides[1].block_pool.free_block_queue.get_all_free_blocks()]
+
+
+COMMON = [0] * SIZE + [1] * SIZE + [2] * SIZE  # three blocks
+
+
+def test_a_prompt_is_placed_hit_given_back_and_evicted_in_order(vllm, managers):
+    pair = managers(vllm.full(), blocks=11)
+    one, two, three = (vllm.ask(COMMON + tail) for tail in ([3] * 3, [3] * 1, [3] * 2))
+    assert start(pair, one) == (0, ([1, 2, 3, 4],))
+    assert start(pair, two) == (3 * SIZE, ([5],))
+    assert owners(pair, range(1, 6)) == [2, 2, 2, 1, 1]
+    pair.both("free", one)
+    pair.both("free", two)
+    assert free(pair) == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+    assert start(pair, three) == (3 * SIZE, ([5],))
+    pair.both("free", three)
+    assert start(pair, vllm.ask([9] * SIZE * 10)) == (0, ([5, 4, 6, 7, 8, 9, 10, 3, 2, 1],))
+    assert start(pair, vllm.ask([8])) == (0, None)
+    pair.same()
+
+
+def test_a_request_that_decodes_takes_a_block_when_it_needs_one_and_full_ones_are_found(vllm, managers):
+    pair = managers(vllm.full(), blocks=11)
+    request = vllm.ask([*COMMON, 3, 3])
+    start(pair, request)
+    came, known = [], []
+    for _ in range(2 * SIZE):
+        request.append_output_token_ids(7)
+        (found, _) = pair.both("allocate_slots", request, 1)
+        came += [number for group in found.get_block_ids() for number in group]
+        request.num_computed_tokens += 1
+        known.append(sum(block.block_hash is not None for block in pair.sides[1].block_pool.blocks))
+    assert came == [5, 6]
+    assert known == [3, 4, 4, 4, 4, 5, 5, 5]
+    whole = vllm.ask(list(request.all_token_ids))
+    assert start(pair, whole) == (5 * SIZE, ([7],))
+
+
+def test_a_block_taken_again_is_found_no_more(vllm, managers):
+    pair = managers(vllm.full(), blocks=2)
+    request = vllm.ask([1] * SIZE)
+    assert start(pair, request) == (0, ([1],))
+    pair.both("free", request)
+    assert start(pair, vllm.ask([1] * (SIZE - 1))) == (0, ([1],))
+    assert pair.sides[1].block_pool.blocks[1].block_hash is None
+
+
+def test_hits_of_a_prompt_that_does_not_fit_are_left_as_they_were(vllm, managers):
+    pair = managers(vllm.full(), blocks=11)
+    longer = vllm.ask(COMMON * 2)
+    assert start(pair, vllm.ask(COMMON)) == (0, ([1, 2, 3],))
+    assert start(pair, longer) == (3 * SIZE, ([4, 5, 6],))
+    pair.both("free", longer)
+    assert start(pair, vllm.ask([7] * SIZE * 2)) == (0, ([7, 8],))
+    # Six blocks are found, of which three are among the five free ones; three more are needed.
+    assert start(pair, vllm.ask(COMMON * 3)) == (6 * SIZE, None)
+    assert owners(pair, range(1, 7)) == [1, 1, 1, 0, 0, 0]
+    assert free(pair) == [9, 10, 6, 5, 4]
+
+
+def test_without_caching_nothing_is_found(vllm, managers):
+    pair = managers(vllm.full(), blocks=5, enable_caching=False)
+    request = vllm.ask([1] * 10)
+    assert start(pair, request) == (0, ([1, 2, 3],))
+    pair.both("free", request)
+    assert start(pair, vllm.ask([1] * 16)) == (0, ([3, 2, 1, 4],))
+    assert start(pair, vllm.ask([1] * 4)) == (0, None)
+
+
+# Of a prompt of three full blocks, 1 to 3 of full attention and 5 to 7 of a window of two, these are forgotten.
+@pytest.mark.parametrize(
+    ("forgotten", "blocks"), [({5}, 3), ({1}, 0), ({3, 7}, 2), ({3}, 2), ({7}, 2), ({6}, 1), ({3, 5}, 0)]
+)
+def test_a_hit_ends_where_every_group_has_what_its_attention_reads(vllm, managers, forgotten, blocks):
+    pair = managers(vllm.full(), vllm.window(2 * SIZE), blocks=21)
+    request = vllm.ask([*COMMON, 3])
+    assert start(pair, request) == (0, ([1, 2, 3, 4], [5, 6, 7, 8]))
+    found, hits, _ = pair.both("get_computed_blocks", vllm.ask([*COMMON, 4]))[1]
+    assert (found.get_block_ids(), hits) == (([1, 2, 3], [0, 6, 7]), 3 * SIZE)
+    pair.both("free", request)
+    pair.both("evict_blocks", forgotten)
+    assert start(pair, vllm.ask([*COMMON, 5]))[0] == blocks * SIZE
 
 
 def test_who_waits_is_held_to_the_watermark_even_with_room(vllm):
