@@ -213,6 +213,30 @@ def test_a_simulated_run_again_with_prompts_that_wait_and_are_refused(tmp_path, 
     assert min(calls[verb] for verb in ("lookup", "admit", "admitOutOfBlocks L9", "extend", "commit", "free")) > 100
 
 
+@pytest.mark.parametrize("prefixes", [True, False])
+def test_what_rows_had_computed_is_found_by_the_prompts_of_later_turns(tmp_path, prefixes):
+    rng = np.random.default_rng(5)
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=200, max_rows=4, prefix_cache=prefixes)
+        hits = 0
+        for turn in range(120):
+            text = rng.integers(0, 9, 24)
+            cache.admit([turn % 3], [0, 4], text[:4])
+            for token in range(4, 24):
+                cache.extend([turn % 3], [0, 1], text[token : token + 1])
+                cache.commit()
+            cache.free([turn % 3])
+            cached, _ = cache.admit([turn % 3], [0, 30], [*text, *[-1] * 6])
+            hits += int(cached[0])
+            if turn < 119:
+                cache.free([turn % 3])
+    assert hits == (120 * 24 if prefixes else 0)
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest) == ("", recorder.digest)
+    assert cache.final.max() == 24, "up to the first token that is not known"
+    assert found.objects[0].final.tolist() == cache.final.tolist()
+
+
 def test_a_full_disk_is_an_error_of_the_call_and_ends_the_recording(tmp_path, monkeypatch):
     recorder = recording.record(tmp_path / "run")
     cache = KVCache(GROUPS["full"], num_blocks=40, max_rows=2)
