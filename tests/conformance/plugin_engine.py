@@ -4,11 +4,12 @@
 
 A run's ``mode`` is BLOCKTABLE_VLLM. ``plant`` makes something wrong: one ``slot`` of each step, the last block of each
 ``hit`` of the prefix cache, the ``order`` in which cached blocks are evicted. ``processes`` runs the engine in processes
-of its own, where the plugin comes by its entry point alone; ``small`` is for Triton's interpreter. ``trace`` is a file of
-requests of which the first ``count`` are served, their lengths divided by 64. A ``rough`` run
-serves that many requests, some of which are cut off, some more urgent than others, and resets the prefix cache in between; where
-our pool is in this process, it is recounted at each step. Without ``again`` the requests are served
-once, else a second time in reverse order. Other fields are the engine's own arguments.
+of its own, where the plugin comes by its entry point alone; without it only the workers of
+several ranks have their own. ``small`` is for Triton's interpreter. ``trace`` is a file of requests of which the first
+``count`` are served, their lengths divided by 64. A ``rough`` run serves that many requests, some of which are cut off,
+some more urgent than others, and resets the prefix cache in between; where our pool is in this process, it is recounted at
+each step. Without ``again`` the requests are served once, else a second time in reverse order. Other fields are the
+engine's own arguments.
 """
 
 import gc
@@ -150,16 +151,22 @@ def warm_up(worker):
 
 
 def worker_facts(worker):
-    """What one worker says of itself: the class of its tables, the findings of its observer, the pools of its process."""
-    from blocktable.integrations import vllm_observe, vllm_pool, vllm_tables
+    """What one worker says of itself: the class of its tables, the findings of its observer, how many observers it has."""
+    from blocktable.integrations import vllm_observe, vllm_tables
 
     reports = vllm_observe.reports()
     counts = {law: count for report in reports[-1:] for law, count in dict(report.counts).items()}
-    pools = []
-    for manager in vllm_pool.managers():
-        manager.block_pool.check([])  # no request is left, so that all blocks are free
-        pools.append([vllm_pool.in_use(manager), "allocate_slots" in vars(manager)])
-    return vllm_tables.in_use(worker.model_runner), counts, len(reports), pools
+    return vllm_tables.in_use(worker.model_runner), counts, len(reports)
+
+
+def pool_facts():
+    """What the pools of this process are, and whether their steps are shortened; every block is free again in each."""
+    from blocktable.integrations import vllm_pool
+
+    managers = vllm_pool.managers()
+    for manager in managers:
+        manager.block_pool.check([])  # no request is left to own one
+    return [[vllm_pool.in_use(manager), "allocate_slots" in vars(manager)] for manager in managers]
 
 
 def recounted(original, manager):
@@ -232,7 +239,7 @@ def run(mode, model, plant="", processes=False, small=False, trace=None, count=6
         llm.collective_rpc(warm_up)
     asked, lengths = chats(make_model(model)) if model == "smollm2" else prompts(), ANSWERS
     if small:
-        asked, lengths = asked[:3], [n // 4 for n in ANSWERS[:3]]
+        asked, lengths = asked[5:], [n // 4 for n in ANSWERS[5:]]
     if trace:
         asked, lengths = traced(trace, count)
     params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in lengths]
@@ -261,9 +268,9 @@ def finish(llm, mode, rows, seconds):
     found = {
         "mode": mode,
         "tables": sorted({name for name, *_ in facts}),
-        "findings": facts[0][1],
-        "observers": sum(count > 0 for _, _, count, _ in facts),
-        "pools": facts[0][3],
+        "findings": {law: count for _, counts, _ in facts for law, count in counts.items()},
+        "observers": sum(count > 0 for *_, count in facts),
+        "pools": pool_facts(),
         "recounts": sum(getattr(manager, "recounts", 0) for manager in vllm_pool.managers()),
         "preemptions": metrics.get("vllm:num_preemptions"),
         "cached": sum(row[1] for row in rows),

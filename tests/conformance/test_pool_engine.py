@@ -29,7 +29,7 @@ def same(stock, *ours):
         assert one["digest"] == stock["digest"]
         assert one["hits"] == stock["hits"]
         assert one["preemptions"] == stock["preemptions"]
-        assert one["findings"] == stock["findings"]  # where neither side is observed, none
+        assert (one["observers"] > 0, one["findings"]) == ("observe" in one["mode"], {})
         assert one["pools"] == SHORT
         assert one["recounts"] > 50
     assert stock["pools"] == []
@@ -37,7 +37,7 @@ def same(stock, *ours):
 
 
 def test_a_pool_too_small_with_aborts_resets_and_priorities(engine):
-    (stock, ours), _ = engine({"mode": "off", **ROUGH}, {"mode": "tables,pool", **ROUGH})
+    (stock, ours), _ = engine({"mode": "off", **ROUGH}, {"mode": "tables,pool,observe", **ROUGH})
     same(stock, ours)
     assert stock["preemptions"] > 100
     assert stock["cached"] > 200
@@ -61,7 +61,7 @@ def test_llama_with_preemptions_and_thousands_of_cached_tokens_and_planted_fault
 
 
 def test_mla_with_preemptions(engine):
-    (stock, pool), _ = engine({"mode": "off", **DEEPSEEK}, {"mode": "tables,pool", **DEEPSEEK})
+    (stock, pool), _ = engine({"mode": "off", **DEEPSEEK}, {"mode": "tables,pool,observe", **DEEPSEEK})
     same(stock, pool)
     assert stock["preemptions"] > 0
 
@@ -86,6 +86,20 @@ def test_smollm2_answers_real_chats_alike(engine):
     assert pool["digest"] == both["digest"] == stock["digest"]
     assert pool["hits"] == both["hits"] == stock["hits"]
     assert (pool["pools"], both["findings"], stock["cached"] > 0) == (SHORT, {}, True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp2", "pp2"])
+def test_two_ranks(engine, ranks):
+    # Their scheduler is in the test's own process, and so given the same requests at each step.
+    settings = {**LLAMA, **ranks}
+    (stock, pool, both), _ = engine(
+        {"mode": "off", **settings}, {"mode": "pool", **settings}, {"mode": "tables,pool,observe", **settings}
+    )
+    same(stock, pool, both)
+    assert stock["preemptions"] > 0
+    assert stock["cached"] > 2000
+    assert (both["tables"], both["observers"]) == (TABLES, 2)
 
 
 @pytest.mark.long
