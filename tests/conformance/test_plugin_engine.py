@@ -10,6 +10,7 @@ pytestmark = pytest.mark.conformance
 
 OURS = ["blocktable.integrations.vllm_tables_v1.TablesV1"]
 STOCK = ["vllm.v1.worker.block_table.MultiGroupBlockTable"]
+COMPARED = ("digest", "hits", "preemptions")  # token ids, cached tokens of each request
 # Pools that preempt; the platform fixes MLA's blocks to 16, and takes no prefix caching for it.
 LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "enable_prefix_caching": True}
 DEEPSEEK = {"model": "deepseek", "num_gpu_blocks_override": 74, "again": False}
@@ -17,10 +18,14 @@ MISTRAL = {"model": "mistral", "block_size": 32, "num_gpu_blocks_override": 52}
 HYBRID = {"model": "hybrid", "block_size": 32, "num_gpu_blocks_override": 104}
 
 
+def alike(stock, *ours):
+    for one in ours:
+        assert [one[what] for what in COMPARED] == [stock[what] for what in COMPARED]
+        assert (one["observers"] > 0, one["findings"]) == ("observe" in one["mode"], {})
+
+
 def same(stock, ours):
-    assert ours["digest"] == stock["digest"]
-    assert ours["cached"] == stock["cached"]
-    assert ours["preemptions"] == stock["preemptions"]
+    alike(stock, ours)
     assert (stock["tables"], ours["tables"]) == (STOCK, OURS)
     assert stock["distinct"] > 200  # outputs that would notice a wrong block
 
@@ -33,7 +38,6 @@ def test_token_ids_are_the_same_under_preemption_and_a_wrong_slot_changes_them(e
     same(stock, ours)
     assert stock["preemptions"] > 0
     assert model is DEEPSEEK or stock["cached"] > 2000
-    assert (ours["observers"], ours["findings"]) == (1, {})
     assert planted["digest"] != stock["digest"]
 
 
@@ -42,7 +46,6 @@ def test_token_ids_are_the_same_under_preemption_and_a_wrong_slot_changes_them(e
 def test_sliding_windows(engine, model):
     (stock, ours), _ = engine({"mode": "off", **model}, {"mode": "tables,observe", **model})
     same(stock, ours)
-    assert ours["findings"] == {}
 
 
 @pytest.mark.long
@@ -51,9 +54,8 @@ def test_smollm2_answers_real_chats_alike(engine):
         pytest.skip("SmolLM2 is not here: tools/peers.sh DIR smollm2 unpacks it")
     settings = {"model": "smollm2", "block_size": 32, "num_gpu_blocks_override": 40}
     (stock, ours), _ = engine({"mode": "off", **settings}, {"mode": "tables,observe", **settings})
-    assert ours["digest"] == stock["digest"]
-    assert ours["cached"] == stock["cached"] > 0
-    assert (ours["tables"], ours["findings"]) == (OURS, {})
+    alike(stock, ours)
+    assert (ours["tables"], stock["cached"] > 0) == (OURS, True)
 
 
 @pytest.mark.long
@@ -61,7 +63,6 @@ def test_asynchronous_scheduling(engine):
     settings = {**LLAMA, "async_scheduling": True}
     (stock, ours), _ = engine({"mode": "off", **settings}, {"mode": "tables,observe", **settings})
     same(stock, ours)
-    assert ours["findings"] == {}
 
 
 @pytest.mark.long
