@@ -239,7 +239,7 @@ def run(mode, model, plant="", processes=False, small=False, trace=None, count=6
         llm.collective_rpc(warm_up)
     asked, lengths = chats(make_model(model)) if model == "smollm2" else prompts(), ANSWERS
     if small:
-        asked, lengths = asked[:3], [n // 4 for n in ANSWERS[:3]]
+        asked, lengths = asked[5:], [n // 4 for n in ANSWERS[5:]]
     if trace:
         asked, lengths = traced(trace, count)
     params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, detokenize=False) for n in lengths]

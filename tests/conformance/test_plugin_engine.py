@@ -10,6 +10,7 @@ pytestmark = pytest.mark.conformance
 
 OURS = ["blocktable.integrations.vllm_tables_v1.TablesV1"]
 STOCK = ["vllm.v1.worker.block_table.MultiGroupBlockTable"]
+POOL = "blocktable.integrations.vllm_pool_blocks.Pool"
 COMPARED = ("digest", "hits", "preemptions")  # token ids, cached tokens of each request
 # Pools that preempt; the platform fixes MLA's blocks to 16, and takes no prefix caching for it.
 LLAMA = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 52, "enable_prefix_caching": True}
@@ -72,12 +73,15 @@ def test_asynchronous_scheduling(engine):
 def test_in_processes_of_their_own_the_plugin_comes_by_its_entry_point(engine, ranks):
     settings = {**LLAMA, "processes": True, **ranks}
     (stock,), _ = engine({"mode": "off", **settings})
-    (ours,), _ = engine({"mode": "tables,observe", **settings})
-    assert ours["digest"] == stock["digest"]
-    # How many requests the engine has seen at its first step is up to its processes, and with it what is cached by then.
-    assert min(stock["cached"], ours["cached"]) > 1000
-    assert (stock["tables"], ours["tables"]) == (STOCK, OURS)
-    assert (ours["observers"], ours["findings"]) == (2 if ranks else 1, {})
+    for mode in ("tables,observe", "tables,pool,observe"):
+        (ours,), done = engine({"mode": mode, **settings}, environment={"VLLM_LOGGING_LEVEL": "INFO"})
+        assert ours["digest"] == stock["digest"]
+        # How many requests the engine has seen at its first step is up to its processes, and with it what is cached by then.
+        assert min(stock["cached"], ours["cached"]) > 1000
+        assert (stock["tables"], ours["tables"]) == (STOCK, OURS)
+        assert (ours["observers"], ours["findings"]) == (2 if ranks else 1, {})
+        # The scheduler has a process of its own, in which nothing can be asked: its log says what it runs on.
+        assert (f"blocktable pool: {POOL}, steps shortened" in done.stdout + done.stderr) == ("pool" in mode)
 
 
 @pytest.fixture
@@ -103,14 +107,19 @@ SECOND = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 @pytest.mark.long
 def test_the_second_runner_in_tritons_interpreter(real, engine):
     real("triton")
-    settings = {"model": "llama", "block_size": 32, "num_gpu_blocks_override": 33, "small": True}
-    (stock, ours, planted), _ = engine(
+    settings = {**LLAMA, "num_gpu_blocks_override": 27, "max_model_len": 768, "small": True}
+    (stock, ours, pool, both, planted), _ = engine(
         {"mode": "off", **settings},
         {"mode": "tables,observe", **settings},
+        {"mode": "pool", **settings},
+        {"mode": "tables,pool,observe", **settings},
         {"mode": "tables", "plant": "slot", **settings},
         environment=SECOND,
         interpreter=True,
     )
-    assert ours["tables"] == ["blocktable.integrations.vllm_tables_v2.TablesV2"]
-    assert ours["digest"] == stock["digest"] != planted["digest"]
-    assert (ours["observers"], ours["findings"]) == (1, {})
+    alike(stock, ours, pool, both)
+    assert stock["preemptions"] > 0
+    assert stock["cached"] > 0
+    assert planted["digest"] != stock["digest"]
+    assert ours["tables"] == both["tables"] == ["blocktable.integrations.vllm_tables_v2.TablesV2"]
+    assert pool["pools"] == both["pools"] == [[POOL, True]]
