@@ -69,7 +69,9 @@ class Seen:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without its own calls home."""
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser looks at the report")
+    sync = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: no browser looks at the report"
+    )
 
     with sync.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
