@@ -97,13 +97,13 @@ class Cell:
         blocks = self.num_blocks
         if blocks is None and self.pool_tokens is not None:
             blocks = self.pool_tokens // self.block_size + 1
-        if blocks == 1:
-            raise ArgumentError(
-                f"a pool of {self.pool_tokens} tokens holds no block of {self.block_size}",
-                law="L1",
-                values={"pool_tokens": self.pool_tokens, "block_size": self.block_size},
-                remedy=f"give it {self.block_size} tokens or more",
-            )
+            if blocks == 1:
+                raise ArgumentError(
+                    f"a pool of {self.pool_tokens} tokens holds no block of {self.block_size}",
+                    law="L1",
+                    values={"pool_tokens": self.pool_tokens, "block_size": self.block_size},
+                    remedy=f"give it {self.block_size} tokens or more",
+                )
         longest = self.max_model_len
         if longest is None:
             held = ASSUMED_MODEL_LEN if blocks is None else (blocks - 1) * self.block_size

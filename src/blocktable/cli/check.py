@@ -303,10 +303,8 @@ def _unordered(line: lines.Launch, hardware: str | None) -> str:
 
 def _altered(line: lines.Launch, hardware: str | None) -> tuple[str, str]:
     """Return a pattern of the backends that a field of --attention-config makes others than the catalogue has, and that field."""
-    version, own = (
-        line.attention.get("flash_attn_version"),
-        {"9": 3, "10": 4}.get((hardware or "").partition(".")[0], 2),
-    )
+    version = line.attention.get("flash_attn_version")
+    own = {"9": 3, "10": 4}.get((hardware or "").partition(".")[0], 2)
     if version is not None and (version != own or hardware is None):
         return "FLASH_ATTN.*", f"flash_attn_version {version}"
     if line.attention.get("use_trtllm_attention") is False:

@@ -51,9 +51,8 @@ class Pending:
     def __init__(self, recorder: Any, one: Any, number: int, identity: Identity | None) -> None:
         self._recorder, self._number, self._groups = recorder, number, len(one.groups)
         self._identity = identity or Identity(1, 0)
-        self._calls: list[
-            int
-        ] = []  # of each: kind, rows, tokens given, values returned; or kind, spans, values, copies
+        # Of each: kind, rows, tokens given, values returned; or kind, spans, values, copies.
+        self._calls: list[int] = []
         self._arrays: Any = BytesIO()  # kept from batch to batch: fresh memory costs more than what is written there
         self._most = HEAD  # numbers of calls that may wait
         self._written = 0
