@@ -43,7 +43,8 @@ def scene(contract, lengths: list[int], counts: list[int], heads: int, dim: int,
     for row, length in zip(rows, lengths, strict=True):
         slots = device.slot_mapping([row], [0, length], list(range(length)), length)[0, :length].clone()
         first = max(0, length - counts[row] - window + 1) if window else 0
-        memory.write(slots[first:], geometry.kernel_block_size, *(part[first:] for part in plain[row]))
+        places = memory.places(slots[first:], geometry.kernel_block_size)
+        memory.write(places, *(part[first:] for part in plain[row]))
     batch = device.gather(rows, len(rows), lengths)
     table = Table.of(batch, 0, contract, geometry.kernel_block_size, 128, planes)
     starts = [0]
@@ -68,7 +69,7 @@ def expected(query, keys, values, length: int, window: int, scale: float) -> tor
 @pytest.mark.parametrize("shared", [1, 3, 6])
 @pytest.mark.parametrize("window", [0, 1, 11])
 def test_paged_attention_is_attention(name: str, shared: int, window: int) -> None:
-    lengths, counts = [1, 40, 17, 16, 128, 33], [1, 1, 17, 1, 5, 1]
+    lengths, counts = [1, 40, 17, 16, 128, 33, 50], [1, 1, 17, 1, 5, 1, 5]
     heads = 6 // shared
     plain, memory, reading = scene(CONTRACTS[name], lengths, counts, heads, 8, 2, window, seed=shared + window)
     query = torch.randn(sum(counts), 6, 8)

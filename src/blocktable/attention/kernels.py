@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktable.attention.memory import BlockMemory
-from blocktable.attention.reading import Reading
+from blocktable.attention.reading import Part, Reading
 
 __all__ = ["latent_attention", "paged_attention"]
 
@@ -19,31 +19,33 @@ def paged_attention(query: torch.Tensor, memory: BlockMemory, reading: Reading, 
     `ContractError` where the kernel would refuse the table. Cost: the cells that are read.
     """
     reading.table.accept()
+    if len(reading.parts) == 1:  # it has all tokens of the step, in their order
+        return _attend(query, memory, reading, reading.parts[0], scale)
     out = torch.empty_like(query)
-    heads, shared = memory.heads, query.shape[1] // memory.heads
     for part in reading.parts:
-        keys, values = _load(memory, reading, part.cells, part.dead)
-        n, queries = part.mask.shape[0], part.mask.shape[2]
-        # Query heads that share one head of the memory stand in line with the queries, [n, heads, shared · q, head_dim].
-        lined = query[part.tokens].view(n, queries, heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        mask = part.mask.repeat(1, 1, shared, 1)
-        found = scaled_dot_product_attention(lined, keys, values, attn_mask=mask, scale=scale)
-        found = found.view(n, heads, shared, queries, -1).permute(0, 3, 1, 2, 4)
-        out[part.tokens] = found.reshape(n * queries, heads * shared, -1)
+        out[part.tokens] = _attend(query[part.tokens], memory, reading, part, scale)
     return out
 
 
-def _load(
-    memory: BlockMemory, reading: Reading, cells: tuple[torch.Tensor, ...], dead: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(query: torch.Tensor, memory: BlockMemory, reading: Reading, part: Part, scale: float) -> torch.Tensor:
+    keys, values = _load(memory, reading, part)
+    n, queries = part.mask.shape[0], part.mask.shape[2]
+    heads, shared = memory.heads, query.shape[1] // memory.heads
+    # Query heads that share one head of the memory stand in line with the queries, [n, heads, shared · q, head_dim].
+    lined = query.view(n, queries, heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    bias = part.bias(shared, query.dtype)
+    found = scaled_dot_product_attention(lined, keys, values, attn_mask=bias, scale=scale)
+    found = found.view(n, heads, shared, queries, -1).permute(0, 3, 1, 2, 4)
+    return found.reshape(n * queries, heads * shared, -1)
+
+
+def _load(memory: BlockMemory, reading: Reading, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     """Fetch keys and values [n, heads, L, head_dim]; a memory of one plane serves as both."""
     whole = memory.cells(reading.table.block_size)
-    planes = []
-    for plane in cells:
-        fetched = whole.index_select(0, plane.view(-1)).view(*plane.shape, memory.heads, memory.head_dim)
-        if dead is not None:
-            fetched.masked_fill_(dead[:, :, None, None], 0)
-        planes.append(fetched.transpose(1, 2))
+    fetched = whole.index_select(0, part.cells.view(-1)).view(*part.cells.shape, memory.heads, memory.head_dim)
+    if part.dead is not None:
+        fetched.masked_fill_(part.dead[:, :, None, None], 0)
+    planes = fetched.transpose(2, 3)
     return planes[0], planes[-1]
 
 

@@ -17,7 +17,7 @@ class BlockMemory:
     block m is page m. A *cell* is one token's heads in a page: [heads, head_dim].
 
     >>> memory = BlockMemory(num_blocks=4, block_size=2, heads=1, head_dim=3, planes=2)
-    >>> memory.write(torch.tensor([2, 3]), 2, torch.ones(2, 1, 3), 2 * torch.ones(2, 1, 3))
+    >>> memory.write(memory.places(torch.tensor([2, 3]), 2), torch.ones(2, 1, 3), 2 * torch.ones(2, 1, 3))
     >>> memory.cells(2)[4:8, 0, 0].tolist()              # block 1: two keys, then two values
     [1.0, 1.0, 2.0, 2.0]
     """
@@ -48,12 +48,16 @@ class BlockMemory:
             )
         return self.blocks.view(-1, self.heads, self.head_dim)
 
-    def write(self, slots: torch.Tensor, kernel_block: int, *planes: torch.Tensor) -> None:
-        """Write tokens [n, heads, head_dim] into slots [n] (int64), one tensor per plane; pad slots must be left out."""
-        cells = self.cells(kernel_block)
+    def places(self, slots: torch.Tensor, kernel_block: int) -> torch.Tensor:
+        """Return the cells of slots [n] (int64), one line per plane: int64 [planes, n]; pad slots must be left out."""
         first = slots + (self.planes - 1) * (slots // kernel_block * kernel_block)
-        for plane, tokens in enumerate(planes):
-            cells.index_copy_(0, first + plane * kernel_block, tokens)
+        return torch.stack([first + plane * kernel_block for plane in range(self.planes)])
+
+    def write(self, places: torch.Tensor, *planes: torch.Tensor) -> None:
+        """Write tokens [n, heads, head_dim] into the cells that ``places`` returned, one tensor per plane."""
+        cells = self.blocks.view(-1, self.heads, self.head_dim)
+        for place, tokens in zip(places, planes, strict=True):
+            cells.index_copy_(0, place, tokens)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy whole manager blocks, before a step's writes (copy-on-write)."""
@@ -65,6 +69,4 @@ class BlockMemory:
 
     def poison_slots(self, slots: torch.Tensor, kernel_block: int) -> None:
         """Fill single slots [n] with NaN."""
-        first = slots + (self.planes - 1) * (slots // kernel_block * kernel_block)
-        for plane in range(self.planes):
-            self.cells(kernel_block)[first + plane * kernel_block] = float("nan")
+        self.cells(kernel_block)[self.places(slots, kernel_block).view(-1)] = float("nan")

@@ -1,14 +1,15 @@
 """Which cells of the memory each query token of a step reads; worked out once per step and group, used by every layer.
 
 A row of length n whose last q tokens are queries at positions n - q .. n - 1: query p reads positions 0 .. p, or the last
-``window`` of them. Rows with one query are read together, as a decode kernel does; every other row by itself.
+``window`` of them. Rows with as many queries as each other are read together, as a decode kernel does with its
+rows of one.
 
 A kernel that ignores the tail of a row reads its live tokens and nothing else. One that walks tiles reads the last tile
 whole, cells past the row's end included, and drops what it has no use for.
 """
 
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
@@ -18,18 +19,28 @@ from blocktable.attention.layouts import Table
 __all__ = ["Part", "Reading"]
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """Rows that are read together: n rows of q query tokens each, over at most L cells.
 
-    ``tokens`` int64 [n · q] are the queries' places in the step; ``cells`` int64 [n, L] per plane; ``mask`` bool
+    ``tokens`` int64 [n · q] are the queries' places in the step; ``cells`` int64 [planes, n, L]; ``mask`` bool
     [n, 1, q, L] says which of the cells count; ``dead`` bool [n, L] marks loaded cells that no query of the row may use
     (None: there are none).
     """
 
     tokens: torch.Tensor
-    cells: tuple[torch.Tensor, ...]
+    cells: torch.Tensor
     mask: torch.Tensor
     dead: torch.Tensor | None
+    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def bias(self, shared: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the mask as what is added to scores [n, heads, shared · q, L], 0 or -inf; made once for all layers."""
+        if (shared, dtype) not in self._biases:
+            zero = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            lined = zero.masked_fill_(~self.mask, float("-inf")).repeat(1, 1, shared, 1)
+            self._biases[shared, dtype] = lined
+        return self._biases[shared, dtype]
 
 
 class Reading:
@@ -47,8 +58,7 @@ class Reading:
     def __init__(self, table: Table, lengths: list[int], starts: list[int], window: int = 0) -> None:
         self.table = table
         counts = [after - before for before, after in pairwise(starts)]
-        singles = [row for row, count in enumerate(counts) if count == 1]
-        several = [[row] for row, count in enumerate(counts) if count > 1]
+        alike = {count: [row for row, its in enumerate(counts) if its == count] for count in sorted({*counts} - {0})}
         pages = [table.pages(plane) for plane in range(table.planes)]
         self.parts = [
             _part(
@@ -57,10 +67,10 @@ class Reading:
                 rows,
                 [lengths[row] for row in rows],
                 [starts[row] for row in rows],
-                counts[rows[0]],
+                count,
                 window,
             )
-            for rows in ([singles] if singles else []) + several
+            for count, rows in alike.items()
         ]
 
 
@@ -87,7 +97,7 @@ def _part(
     loaded = torch.minimum(position, last)
     row = torch.tensor(rows, device=device)[:, None]
     block, offset = loaded // table.block_size, loaded % table.block_size
-    cells = tuple(page[row, block] * table.block_size + offset for page in pages)
+    cells = torch.stack([page[row, block] * table.block_size + offset for page in pages])
     query = (length - queries + torch.arange(queries, device=device))[:, :, None]
     mask = position[:, None] <= query
     if window:

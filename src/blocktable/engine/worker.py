@@ -19,15 +19,15 @@ __all__ = ["PagedStep", "Worker"]
 class PagedStep:
     """What the attention layers of one forward pass need: where to write, what to read. Made by ``Worker.run``."""
 
-    def __init__(self, shape: Shape, memories: list[BlockMemory], kernel_blocks: list[int]) -> None:
-        self.shape, self._memories, self._kernel_blocks = shape, memories, kernel_blocks
+    def __init__(self, shape: Shape, memories: list[BlockMemory]) -> None:
+        self.shape, self._memories = shape, memories
         self.readings: list[Reading] = []
-        self.slots: list[torch.Tensor] = []
+        self.places: list[torch.Tensor] = []
 
     def write(self, layer: int, *planes: torch.Tensor) -> None:
         """Write the step's keys and values, or latents, of one layer into the slots of its group."""
         group, seat = self.shape.seats[layer]
-        self._memories[seat].write(self.slots[group], self._kernel_blocks[group], *planes)
+        self._memories[seat].write(self.places[group], *planes)
 
     def of(self, layer: int) -> tuple[BlockMemory, Reading]:
         """Return the memory of a layer, and where its group reads."""
@@ -102,13 +102,13 @@ class Worker:
         rows, starts = step.rows, step.starts
         batch, slots = self.tables.prepare(rows, len(rows), step.lengths, starts, positions, size)
         shape = self.shape
-        paged = PagedStep(shape, self.memories, [one.kernel_block_size for one in self.geometries])
+        paged = PagedStep(shape, self.memories)
         lengths = step.lengths.tolist()
         for group, geometry in enumerate(self.geometries):
             contract = geometry.contracts[0] if geometry.contracts else None
             table = Table.of(batch, group, contract, geometry.kernel_block_size, geometry.max_seq_len, shape.planes)
             paged.readings.append(Reading(table, lengths, starts.tolist(), shape.groups[group].window))
-            paged.slots.append(slots[group, :size])
+            paged.places.append(self.memories[0].places(slots[group, :size], geometry.kernel_block_size))
             if step.poison.size:
                 self._poison_tails(table, lengths, group)
         return paged
