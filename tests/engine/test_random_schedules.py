@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_poison_is_seen_where_a_row_reads_one_token_too_many(tiny) -> None:
             paged = honest(step, positions)
             for reading in paged.readings:
                 for place, part in enumerate(reading.parts):
-                    reading.parts[place] = part._replace(cells=tuple(cells + 1 for cells in part.cells))
+                    reading.parts[place] = replace(part, cells=part.cells + 1)
             return paged
 
         worker.gather = one_more

@@ -32,7 +32,7 @@ class Part:
     cells: torch.Tensor
     mask: torch.Tensor
     dead: torch.Tensor | None
-    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, init=False)
 
     def bias(self, shared: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the mask as what is added to scores [n, heads, shared · q, L], 0 or -inf; made once for all layers."""
