@@ -490,6 +490,27 @@ def test_things_that_no_recorder_says_are_refused(tmp_path, record):
         recording.replay(tmp_path / "run")
 
 
+@pytest.mark.parametrize("at", range(11))
+@pytest.mark.parametrize("number", [-1, 0, 2**63, 1.5, "1", None, True])
+def test_shapes_that_nobody_plans_are_refused(tmp_path, at, number):
+    if number == 0 and at in (1, 2, 8):  # lookahead, extra blocks and padding
+        return
+    shape = [64, 0, 0, 16, 16, 4, 4, 4, 0, 1, 1]
+    how = {"watch": 1, "num_blocks": 9, "cp_rank": 0, "ignore": [], "kernel_blocks": False}
+    for described in (how, {"num_blocks": 9, "max_rows": 1}):
+        for given, taken in ((shape, True), ([*shape[:at], number, *shape[at + 1 :]], False)):
+            with recording.record(tmp_path / "run") as recorder:
+                try:
+                    recorder.writer.say(["object", 0, described | {"groups": [["full", 0, 1, *given]]}])
+                except OverflowError:
+                    return  # too large to be written
+            if taken:
+                recording.replay(tmp_path / "run")
+            else:
+                with pytest.raises(ArgumentError, match="describes no tables|no recorder writes"):
+                    recording.replay(tmp_path / "run")
+
+
 def test_prompts_of_groups_whose_blocks_hold_nothing_are_refused(tmp_path):
     with recording.record(tmp_path / "run") as recorder:
         shape = ["full", 0, 1] + [0] * 11

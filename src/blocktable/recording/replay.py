@@ -100,12 +100,7 @@ def make(what: dict[str, Any], sanitize: Any = False) -> Any:
     """Return a new object like the one recorded."""
     try:
         groups = [
-            Group(
-                Geometry(**dict(zip(_SHAPE, shape, strict=True)), contracts=(), engine=None, reasons=()),
-                kind=kind,
-                window=window,
-                state_blocks=blocks,
-            )
+            Group(_geometry(shape), kind=kind, window=window, state_blocks=blocks)
             for kind, window, blocks, *shape in what["groups"]
         ]
         if "watch" in what:
@@ -116,10 +111,22 @@ def make(what: dict[str, Any], sanitize: Any = False) -> Any:
             return BlockTables(groups, max_rows=rows, num_blocks=blocks, sanitize=sanitize)
         how = {"prefix_cache": what["prefix_cache"], "cp_rank": what["cp_rank"]}
         return KVCache(groups, num_blocks=blocks, max_rows=rows, sanitize=sanitize, **how)
-    except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         if isinstance(error, LawBroken):
             raise
         raise ArgumentError(f"a recording describes no tables: {error}", remedy="record the run again") from None
+
+
+def _geometry(shape: list[Any]) -> Geometry:
+    """Return a geometry like the one recorded; raises ValueError for one that cannot have been planned."""
+    named = dict(zip(_SHAPE, shape, strict=True))
+    for name, number in named.items():
+        least = 0 if name in ("lookahead", "extra_blocks", "padding") else 1
+        if type(number) is not int or not least <= number < 2**63:
+            raise ValueError(f"{name} {number!r}")
+    if named["block_size"] % named["kernel_block_size"]:
+        raise ValueError(f"kernel blocks of {named['kernel_block_size']} tokens in blocks of {named['block_size']}")
+    return Geometry(**named, contracts=(), engine=None, reasons=())
 
 
 def calls(path: str | Path) -> tuple[list[dict[str, Any]], list[Call], str]:
