@@ -94,6 +94,17 @@ def test_latents_are_read_without_expanding_them(name: str) -> None:
         torch.testing.assert_close(got, expected(q, keys, values, length, 0, 0.1), atol=1e-4, rtol=1e-4)
 
 
+def test_layers_of_other_head_counts_share_a_reading() -> None:
+    lengths, counts = [40, 17], [5, 5]
+    plain, memory, reading = scene(None, lengths, counts, 2, 8, 2, 0, seed=0)
+    for heads in (2, 6, 2):
+        query = torch.randn(sum(counts), heads, 8)
+        found = paged_attention(query, memory, reading, scale=0.3)
+        parts = zip(query.split(counts), plain, lengths, strict=True)
+        right = torch.cat([expected(q, *kv, length, 0, 0.3) for q, kv, length in parts])
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
+
+
 def test_one_cell_too_many_is_seen() -> None:
     _, memory, reading = scene(None, [20], [1], 2, 8, 2, 0, seed=0)
     query = torch.randn(1, 2, 8)
@@ -137,3 +148,5 @@ def test_a_kernel_block_that_does_not_cut_the_managers_is_refused() -> None:
     memory = BlockMemory(num_blocks=3, block_size=12, heads=1, head_dim=2, planes=2)
     with pytest.raises(blocktable.ArgumentError, match="do not cut"):
         memory.cells(8)
+    with pytest.raises(blocktable.ArgumentError, match="do not cut"):
+        memory.places(torch.tensor([0]), 8)

@@ -500,10 +500,7 @@ def test_shapes_that_nobody_plans_are_refused(tmp_path, at, number):
     for described in (how, {"num_blocks": 9, "max_rows": 1}):
         for given, taken in ((shape, True), ([*shape[:at], number, *shape[at + 1 :]], False)):
             with recording.record(tmp_path / "run") as recorder:
-                try:
-                    recorder.writer.say(["object", 0, described | {"groups": [["full", 0, 1, *given]]}])
-                except OverflowError:
-                    return  # too large to be written
+                recorder.writer.say(["object", 0, described | {"groups": [["full", 0, 1, *given]]}])
             if taken:
                 recording.replay(tmp_path / "run")
             else:

@@ -36,6 +36,7 @@ class BlockMemory:
         self.num_blocks, self.block_size, self.planes = num_blocks, block_size, planes
         self.heads, self.head_dim = heads, head_dim
         self.blocks = torch.zeros(num_blocks, planes * block_size * heads * head_dim, dtype=dtype, device=device)
+        self._cells = self.blocks.view(-1, heads, head_dim)
 
     def cells(self, kernel_block: int) -> torch.Tensor:
         """Return the memory as cells [pages · kernel_block, heads, head_dim] of a kernel with such blocks."""
@@ -46,18 +47,18 @@ class BlockMemory:
                 values={"block_size": self.block_size, "kernel_block_size": kernel_block},
                 remedy="take the kernel block of the group's geometry",
             )
-        return self.blocks.view(-1, self.heads, self.head_dim)
+        return self._cells
 
     def places(self, slots: torch.Tensor, kernel_block: int) -> torch.Tensor:
-        """Return the cells of slots [n] (int64), one line per plane: int64 [planes, n]; pad slots must be left out."""
+        """Return where slots [n] (int64) lie in ``cells``, a line per plane: int64 [planes, n]; leave pad slots out."""
+        self.cells(kernel_block)  # refuses blocks that do not cut these
         first = slots + (self.planes - 1) * (slots // kernel_block * kernel_block)
         return torch.stack([first + plane * kernel_block for plane in range(self.planes)])
 
     def write(self, places: torch.Tensor, *planes: torch.Tensor) -> None:
         """Write tokens [n, heads, head_dim] into the cells that ``places`` returned, one tensor per plane."""
-        cells = self.blocks.view(-1, self.heads, self.head_dim)
         for place, tokens in zip(places, planes, strict=True):
-            cells.index_copy_(0, place, tokens)
+            self._cells.index_copy_(0, place, tokens)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy whole manager blocks, before a step's writes (copy-on-write)."""
@@ -69,4 +70,4 @@ class BlockMemory:
 
     def poison_slots(self, slots: torch.Tensor, kernel_block: int) -> None:
         """Fill single slots [n] with NaN."""
-        self.cells(kernel_block)[self.places(slots, kernel_block).view(-1)] = float("nan")
+        self._cells[self.places(slots, kernel_block).view(-1)] = float("nan")

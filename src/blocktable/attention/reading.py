@@ -1,8 +1,8 @@
 """Which cells of the memory each query token of a step reads; worked out once per step and group, used by every layer.
 
 A row of length n whose last q tokens are queries at positions n - q .. n - 1: query p reads positions 0 .. p, or the last
-``window`` of them. Rows with as many queries as each other are read together, as a decode kernel does with its
-rows of one.
+``window`` of them. Rows with as many queries as each other are read together, as a decode kernel does with its rows
+of one.
 
 A kernel that ignores the tail of a row reads its live tokens and nothing else. One that walks tiles reads the last tile
 whole, cells past the row's end included, and drops what it has no use for.
@@ -57,8 +57,10 @@ class Reading:
 
     def __init__(self, table: Table, lengths: list[int], starts: list[int], window: int = 0) -> None:
         self.table = table
-        counts = [after - before for before, after in pairwise(starts)]
-        alike = {count: [row for row, its in enumerate(counts) if its == count] for count in sorted({*counts} - {0})}
+        alike: dict[int, list[int]] = {}
+        for row, (before, after) in enumerate(pairwise(starts)):
+            if after > before:
+                alike.setdefault(after - before, []).append(row)
         pages = [table.pages(plane) for plane in range(table.planes)]
         self.parts = [
             _part(
