@@ -34,6 +34,7 @@ WINDOW = (u8[::1], i64[::1])
 FIELDS = (sealed(i64[::1]), sealed(i64[::1]))  # values of all fields, one after the other, and their sizes
 
 
+@compiled(i64(i64, i64))
 def room(values: int, fields: int) -> int:
     """Return how many bytes a call of so many values and fields takes at most."""
     return 64 + 21 * values + 12 * fields
@@ -94,6 +95,13 @@ def of_ids(total: int, values: Ints) -> int:
         if j % PIECE == PIECE - 1:
             low, high = remainder(low), remainder(high)
     return total_of(low, high)
+
+
+@helper(i64(i64, i64, i64))
+def behind(total: int, more: int, n: int) -> int:
+    """Return the checksum of two sequences, one behind the other, from each one's; the second is of n numbers."""
+    low = total & LOW31
+    return total_of(low + (more & LOW31), (total >> 31) + n * low + (more >> 31))
 
 
 @compiled(nothing(i64[::1], sealed(i64[:])))
@@ -224,14 +232,6 @@ def write_call(
 ) -> None:
     """Write the record of a call, against the last one of its kind."""
     put_call(window, meta, kind, number, values, sizes, before, before_sizes)
-
-
-@compiled(nothing(*WINDOW, i64, i64, sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1])))
-def write_commit(window: Ints, meta: Ints, kind: int, number: int, spans: Ints, values: Ints, copies: Ints) -> None:
-    """Write the record of a commit: its delta is taken into the checksum, and is not kept."""
-    meta[SUM] = of_delta(meta[SUM], spans, values, copies)
-    begin = meta[AT]
-    seal(window, meta, begin, open_call(window, meta, kind, number))
 
 
 @compiled(nothing(*WINDOW, sealed(u8[::1])))

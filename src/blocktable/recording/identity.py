@@ -21,8 +21,10 @@ Ints = NDArray[Any]
 DONE, NUMBER, SALT, USED, LENGTH, FINAL = range(6)
 LINE = 8  # numbers: rows as long as a power of two would all fall on the same lines of a processor's cache
 NO_SALT = 2  # the number that a prompt without a salt begins with
-# counts[...]: tokens of a unit, units seen; the number that the last prompt began with, and how much of it is kept
-UNIT, SEEN, BEGUN, KEPT = range(4)
+# counts[...]: tokens of a unit, units seen; of the last prompt the number that it began with, how much of it is kept, and where
+# its tokens are, for whoever has them
+UNIT, SEEN, BEGUN, KEPT, PLACE = range(5)
+NOWHERE = -1
 # kept[...]: the last prompt's tokens; of each of its units the number of the prefix, and the unit
 TEXT, PREFIX, FOUND = range(3)
 _TABLE = (i64[:, ::1], i64[::1])
@@ -42,19 +44,24 @@ def unit_of(table: Ints, counts: Ints, number: int) -> Any:
     return table[at, 1] - 1
 
 
-@helper(i64(i64, sealed(i64[::1]), i64[:, ::1], *_TABLE, i64[::1], i64))
-def number_units(number: int, tokens: Ints, kept: Ints, table: Ints, counts: Ints, out: Ints, at: int) -> Any:
+@helper(i64(i64, sealed(i64[::1]), i64, i64[:, ::1], *_TABLE, i64[::1], i64))
+def number_units(
+    number: int, tokens: Ints, again: int, kept: Ints, table: Ints, counts: Ints, out: Ints, at: int
+) -> Any:
     """Write the unit that each prefix of whole units ends with, from the salt's number; return how many they are.
 
     As far as the prompt begins like the last one, it was numbered then: requests that wait are asked for at every step.
+    ``again``: it is known to do so, as far as both go.
     """
     unit = counts[UNIT]
     units, same = tokens.size // unit, i64(0)
     if number == counts[BEGUN]:
         most = min(units * unit, counts[KEPT])
+        if again:
+            same = most
         while same < most and tokens[same] == kept[TEXT, same]:
             same += 1
-    counts[BEGUN], counts[KEPT] = number, units * unit
+    counts[BEGUN], counts[KEPT], counts[PLACE] = number, units * unit, NOWHERE
     for n in range(units):
         if n < same // unit:
             number = kept[PREFIX, n]
@@ -70,7 +77,7 @@ def number_units(number: int, tokens: Ints, kept: Ints, table: Ints, counts: Int
 @compiled(i64(i64, sealed(i64[::1]), i64[:, ::1], *_TABLE, i64[::1]))
 def number_prompt(number: int, tokens: Ints, kept: Ints, table: Ints, counts: Ints, out: Ints) -> Any:
     """Write the units of one prompt; return how many they are."""
-    return number_units(number, tokens, kept, table, counts, out, 0)
+    return number_units(number, tokens, 0, kept, table, counts, out, 0)
 
 
 @compiled(i64(i64, sealed(i64[::1]), i64))
@@ -145,7 +152,7 @@ class Identity:
         self.lines = np.zeros((rows, 8), np.int64)
         self.lines[:, SALT] = NO_SALT
         self.table = np.zeros((1 << 12, 2), np.int64)
-        self.counts = np.array([unit, 0, 0, 0], np.int64)
+        self.counts = np.array([unit, 0, 0, 0, NOWHERE], np.int64)
         self.kept = np.zeros((3, 1 << 12), np.int64)
         self.rows = np.arange(rows)
         self._out = np.zeros(4096, np.int64)

@@ -26,7 +26,8 @@ from blocktable.groups import Group
 from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
-from blocktable.recording.pending import Pending
+from blocktable.recording.journal import ADMIT, FREE, LOOKUP
+from blocktable.recording.pending import NO_SLOTS, Pending
 from blocktable.recording.steps import SEATS
 from blocktable.sanitize.reading import Unreadable, integers
 
@@ -89,7 +90,7 @@ class Recorder:
         self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
         self._usual = not ring and not tokens  # may usual calls of caches wait, and be written together
         self._pending: dict[int, Pending] = {}
-        self._lock = Lock()  # objects of several threads may share a recorder
+        self.lock = Lock()  # objects of several threads may share a recorder
         self.closed = False
         register(self.flush)
         self.writer.say(["begin", VERSION, int(ring)])
@@ -118,13 +119,13 @@ class Recorder:
 
     def begin(self, one: Any) -> int:
         """Write what an object was made with; return its number."""
-        with self._writing():
+        with self.writing():
             number = len(self._objects)
             self._objects.append(one)
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
             if self._usual and hasattr(one, "final"):
-                one._pending = Pending(self, one, number, identity)  # noqa: SLF001
+                one._pending = Pending(self, number, identity)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
         return number
@@ -139,7 +140,7 @@ class Recorder:
         given = [field for field in fields if field is not None]
         values = np.concatenate(given) if given else NONE
         sizes = np.array([coding.NOT_GIVEN if field is None else field.size for field in fields], np.int64)
-        with self._writing():
+        with self.writing():
             if self.closed:
                 return
             writer = self.writer
@@ -159,21 +160,21 @@ class Recorder:
         if not self._ring:
             self.write("commit", number, [], delta)
             return
-        with self._writing():
+        with self.writing():
             if not self.closed:
                 self.writer.say(["commit", number, delta.to_bytes()])
                 self._turn()
 
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
-        with self._writing():
+        with self.writing():
             for pending in self._pending.values():
                 pending.write()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Write alone; an error ends the recording, and the file holds what was written until then."""
-        with self._lock:
+        with self.lock:
             try:
                 yield
             except BaseException:
@@ -192,7 +193,7 @@ class Recorder:
 
     def leave(self) -> None:
         """Write nothing in a process forked from the one that records: the file is that one's."""
-        self._lock, self.closed = Lock(), True
+        self.lock, self.closed = Lock(), True
         unregister(self.flush)
         self._let_go()
 
@@ -226,7 +227,7 @@ class Recorder:
     def close(self) -> None:
         """End the recording."""
         self.flush()
-        with self._writing():
+        with self.writing():
             if not self.closed:
                 self.writer.say(["end", digest_of(self.writer.meta)])
                 self._end()
@@ -337,8 +338,12 @@ class Recorded:
     _number = 0
     _identity: Identity | None = None
     _pending: Pending | None = None
-    _plain_commit: Any  # of the class that is recorded
+    # Of the class that is recorded:
+    _plain_commit: Any
+    _plain_lookup: Any
+    _plain_admit: Any
     _plain_extend: Any
+    _plain_free: Any
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -456,11 +461,11 @@ class RecordedCache(Recorded):
         if self._pending is None or salts is not None:
             return self._call("lookup", (indptr, tokens, salts), {}, told)
         try:
-            cached = super().lookup(indptr, tokens)  # type: ignore[misc]
+            cached = self._plain_lookup(indptr, tokens)
         except BlockTableError as error:
             self._tell("lookup", told, _NOTHING, error)
             raise
-        self._pending.looked_up(indptr, tokens, cached)
+        self._pending.took(LOOKUP, NONE, indptr, tokens, cached)
         return cached
 
     def match(self, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Any:
@@ -506,16 +511,17 @@ class RecordedCache(Recorded):
         if self._pending is None or not usual:
             named = {"final": final, "headroom": headroom}
             return self._call("admit", (rows, indptr, tokens, salts, limit), named, told)
-        given = rows, indptr, tokens, -1 if limit is None else limit, headroom
+        numbers = -1 if limit is None else limit, int(headroom)
         try:
-            found = super().admit(rows, indptr, tokens, None, limit, headroom=headroom)  # type: ignore[misc]
+            found = self._plain_admit(rows, indptr, tokens, None, limit, headroom=headroom)
         except OutOfBlocks as error:
-            self._pending.not_admitted(*given, refusal_of(error))
+            self._pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, *numbers)
             raise
         except BlockTableError as error:
             self._tell("admit", told, _NOTHING, error)
             raise
-        self._pending.admitted(*given, *found)
+        cached, slots = found
+        self._pending.took(ADMIT, rows, indptr, tokens, cached, slots, *numbers)
         return found
 
     def extend(self, rows: Any, indptr: Any, tokens: Any = None, **named: Any) -> Any:
@@ -529,7 +535,7 @@ class RecordedCache(Recorded):
         except BlockTableError as error:
             self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
             raise
-        pending.extended(rows, indptr, tokens, slots)
+        pending.extended(rows, indptr, NONE if tokens is None else tokens, slots)
         return slots
 
     def _told_extend(
@@ -609,11 +615,11 @@ class RecordedCache(Recorded):
             self._call("free", (rows, fence), {}, told)
             return
         try:
-            super().free(rows)  # type: ignore[misc]
+            self._plain_free(rows)
         except BlockTableError as error:
             self._tell("free", told, _NOTHING, error)
             raise
-        self._pending.freed(rows)
+        self._pending.took(FREE, rows, NONE, NONE)
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""
@@ -668,6 +674,9 @@ def _unknown(text: Ints) -> Ints | None:
     return np.flatnonzero(text < 0)
 
 
+USUAL = ("commit", "lookup", "admit", "extend", "free")
+
+
 @cached_by
 def recorded(cls: Any) -> Any:
     """Return the class that does what ``cls`` does and is recorded; what nobody calls directly stays as it is."""
@@ -677,6 +686,6 @@ def recorded(cls: Any) -> Any:
         mixin = {"KVCache": RecordedCache, "BlockTables": RecordedTables}.get(base.__qualname__)
         if mixin is not None and base.__module__.startswith("blocktable."):
             # Those of every step go without super(), which costs as much as what they do here.
-            plain = {f"_plain_{verb}": getattr(cls, verb, None) for verb in ("extend", "commit")}
+            plain = {f"_plain_{verb}": getattr(cls, verb, None) for verb in USUAL}
             return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, **plain})
     return cls

@@ -1,0 +1,154 @@
+"""Calls that wait to be written: whatever their arrays are, whoever flushes, and however alike their prompts."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from blocktable import KVCache, OutOfBlocks, plan, recording
+from blocktable.recording.format import Record, read
+
+
+def read_only(values):
+    array = np.array(values, np.int64)
+    array.setflags(write=False)
+    return array
+
+
+FORMS = {
+    "list": list,
+    "tuple": tuple,
+    "int16": lambda values: np.array(values, np.int16),
+    "int32": lambda values: np.array(values, np.int32),
+    "big-endian": lambda values: np.array(values, ">i8"),
+    "every second": lambda values: np.repeat(np.array(values, np.int64), 2)[::2],
+    "backwards": lambda values: np.array(values[::-1], np.int64)[::-1],
+    "read-only": read_only,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_are_recorded_whatever_their_arrays_are(tmp_path, form):
+    digests = {}
+    for name, made in ((form, FORMS[form]), ("int64", lambda values: np.array(values, np.int64))):
+        with recording.record(tmp_path / name) as recorder:
+            cache = KVCache([plan(max_model_len=256, block_size=4)], num_blocks=200, max_rows=4)
+            for turn in range(20):  # so many that some wait
+                text = [turn % 3, *range(1, 12)]
+                cache.lookup(made([0, 12]), made(text))
+                cache.admit(made([0]), made([0, 12]), made(text))
+                for step in range(5):
+                    cache.extend(made([0, 2]), made([0, 1, 3]), made([step, -1 if step == 3 else 7, 8]))
+                    cache.commit()
+                cache.extend(made([0, 2]), made([0, 1, 2]))
+                cache.free(made([2, 0]))
+        digests[name] = recorder.digest
+        found = recording.replay(tmp_path / name, until_finding=True)
+        assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+    assert digests[form] == digests["int64"]
+    shown = [[one for one in read(tmp_path / name) if isinstance(one, Record)] for name in digests]
+    assert str(shown[0]) == str(shown[1])
+
+
+def units_of(prompt, unit, known):
+    """Return the number of each prefix of whole units, in the order in which they were first seen."""
+    ends = range(unit, len(prompt) + 1, unit)
+    return [known.setdefault(tuple(prompt[:end]), len(known)) for end in ends]
+
+
+@pytest.mark.parametrize("size", [5, 64, 1030, 2050])
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_like_the_last_ones_are_told_from_them(tmp_path, size, seed):
+    """Of each prompt of each call the units are what a dictionary of all prefixes says."""
+    rng, unit, known, expected = np.random.default_rng(seed), 4, {}, []
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=2 * size, block_size=unit)], num_blocks=4 + 2 * size // unit, max_rows=2)
+        prompts = [rng.integers(0, 2, size)]
+        for turn in range(120):
+            change = rng.integers(8)
+            if change == 1:  # one token, wherever it is
+                prompts = [one.copy() for one in prompts]
+                prompts[-1][rng.choice([0, -1, rng.integers(prompts[-1].size)])] ^= 1
+            elif change == 2:  # the same tokens, cut elsewhere
+                whole = np.concatenate(prompts)
+                prompts = np.split(whole, np.sort(rng.integers(1, whole.size, len(prompts) - 1)))
+                prompts = [one for one in prompts if one.size]
+            elif change == 3:
+                prompts = [rng.integers(0, 2, rng.integers(1, size + 1)) for _ in range(rng.integers(1, 3))]
+            elif change == 4:
+                recorder.flush()
+            elif change == 5:
+                prompts = [prompts[0][: max(1, prompts[0].size - 1)]]
+            elif change == 6:  # another in between, by a call that does not wait
+                other, seen = rng.integers(0, 2, prompts[0].size), len(known)
+                cache.lookup([0, other.size], other, salts=[None])
+                expected.append([n - seen for n in units_of(other.tolist(), unit, known)])
+            starts, text, seen = np.cumsum([0, *map(len, prompts)]), np.concatenate(prompts), len(known)
+            expected.append([n - seen for one in prompts for n in units_of(one.tolist(), unit, known)])
+            if turn % 3:
+                cache.lookup(starts, text)
+                continue
+            rows = np.arange(len(prompts))
+            try:
+                cache.admit(rows, starts, text, headroom=cache.stats()["free"] if turn % 2 else 0)
+                cache.commit()
+                cache.free(rows)
+            except OutOfBlocks:
+                pass
+    told = [one.fields[1 + (one.verb == "admit")] for one in read(tmp_path / "run") if isinstance(one, Record)
+            and one.verb in ("lookup", "admit")]  # fmt: skip
+    assert [one.tolist() for one in told] == expected
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+def test_prompts_longer_than_what_may_wait(tmp_path):
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 9, size) for size in (20_000, 90_000, 90_000, 30_000, 7)]
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=100_000, block_size=16)], num_blocks=7000, max_rows=2)
+        for turn in range(60):
+            text = prompts[turn * turn % 7 % 5]
+            cache.lookup([0, text.size], text)
+            cache.admit([0], [0, text.size], text)
+            for _ in range(30):
+                cache.extend([0], [0, 1], [5])
+                cache.commit()
+            cache.free([0])
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+    assert found.calls == 60 * 63
+
+
+@pytest.mark.compiled
+def test_whoever_flushes_each_call_is_written_once(tmp_path):
+    """Each cache has a thread of its own; one more flushes all of them as often as it can."""
+    failed, done = [], threading.Event()
+    with recording.record(tmp_path / "run") as recorder:
+        geometry = plan(max_model_len=4096, block_size=4)
+        caches = [KVCache([geometry], num_blocks=1100, max_rows=1) for _ in range(2)]
+
+        def work(cache):
+            try:
+                for _ in range(3000):
+                    cache.extend(np.array([0]), np.array([0, 1]), np.array([5]))
+                    cache.commit()
+            except Exception as error:  # noqa: BLE001 - told below
+                failed.append(error)
+
+        def flush():
+            while not done.is_set():
+                recorder.flush()
+
+        workers = [threading.Thread(target=work, args=(cache,)) for cache in caches]
+        flusher = threading.Thread(target=flush)
+        for thread in (flusher, *workers):
+            thread.start()
+        for thread in workers:
+            thread.join()
+        done.set()
+        flusher.join()
+    assert not failed
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, found.differs, found.complete) == (12_000, "", True)
+    assert found.digest == recorder.digest
