@@ -1,11 +1,12 @@
 """Calls that wait to be written: whatever their arrays are, whoever flushes, and however alike their prompts."""
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from blocktable import KVCache, OutOfBlocks, plan, recording
+from blocktable import ArgumentError, KVCache, OutOfBlocks, plan, recording
 from blocktable.recording.format import Record, read
 
 
@@ -118,6 +119,81 @@ def test_prompts_longer_than_what_may_wait(tmp_path):
     found = recording.replay(tmp_path / "run")
     assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
     assert found.calls == 60 * 63
+
+
+def test_a_long_call_is_written_at_once_and_what_waits_stays_bounded(tmp_path):
+    text = np.arange(300_000)
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
+        for done in range(1, 4):
+            cache.lookup([0, text.size], text + done)
+            assert sum(isinstance(one, Record) for one in read(tmp_path / "run")) == done
+        for turn in range(4000):  # then as many calls may wait as before
+            cache.lookup([0, 3000], text[turn : turn + 3000])
+        written = sum(isinstance(one, Record) for one in read(tmp_path / "run"))
+        assert 4003 - written <= (1 << 20) // 24_000
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+def test_an_error_while_a_call_is_taken_ends_the_recording(tmp_path, monkeypatch):
+    recorder = recording.record(tmp_path / "run")
+    cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
+    cache.extend([0], [0, 1], [5])
+    monkeypatch.setattr("blocktable.recording.pending.np.zeros", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        cache.extend([0], [0, 300_000], np.arange(300_000))
+    monkeypatch.undo()
+    assert recorder.closed
+    cache.extend([0], [0, 1], [6])
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, found.differs, found.complete) == (1, "", False)
+
+
+BAD = {
+    "headroom is a word": lambda cache: cache.admit([0], [0, 3], [1, 2, 3], headroom="x"),
+    "headroom is a list": lambda cache: cache.admit([0], [0, 3], [1, 2, 3], headroom=[1]),
+    "no starts": lambda cache: cache.lookup([], []),
+    "too many tokens": lambda cache: cache.lookup([0, 3], [1, 2, 3, 4]),
+    "it begins behind": lambda cache: cache.lookup([1, 3], [1, 2, 3]),
+    "no starts of nobody": lambda cache: cache.admit([], [], []),
+    "no starts to extend": lambda cache: cache.extend([], []),
+    "too many to extend": lambda cache: cache.extend([0], [0, 1], [1, 2]),
+    "too few rows": lambda cache: cache.extend([0], [0, 1, 2], [1, 2]),
+    "backwards": lambda cache: cache.lookup([0, 3, 2], [1, 2]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_refused_is_refused_alike_and_replays(tmp_path, bad):
+    def refusal(cache):
+        with pytest.raises(ArgumentError) as caught:
+            BAD[bad](cache)
+        return str(caught.value)
+
+    geometry = plan(max_model_len=64, block_size=4)
+    plain = refusal(KVCache([geometry], num_blocks=40, max_rows=2))
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([geometry], num_blocks=40, max_rows=2)
+        for _ in range(30):
+            assert refusal(cache) == plain
+            cache.extend([1], [0, 1], [7])
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+@pytest.mark.compiled
+def test_who_closes_meanwhile_breaks_no_call(tmp_path):
+    for turn in range(20):
+        recorder = recording.record(tmp_path / str(turn))
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=40, max_rows=2)
+        closer = threading.Timer(0.002, recorder.close)
+        closer.start()
+        while not recorder.closed:
+            cache.lookup([0, 3], [1, 2, 3])
+            cache.admit([0], [0, 3], [1, 2, 3])
+            cache.free([0])
+        closer.join()
 
 
 @pytest.mark.compiled

@@ -23,7 +23,7 @@ FIRST, END, WAITING, MOST, LAST_AT, LAST, LAST_UNKNOWN, BEGIN = range(8)
 KIND, N_ROWS, N_STARTS, N_TOKENS, N_CACHED, TOKENS, UNKNOWN, LIMIT, HEADROOM, RETURNED, CHECK, NEXT = range(12)
 LINE = 12
 LONGS = sealed(i64[::1])
-ROOM = 1 << 15  # numbers: a longer journal would not stay in a processor's cache
+ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 _PARTS: Any = numba.types.UniTuple(i64, 4)  # type: ignore[no-untyped-call]
 _DELTA = (sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1]))
 GO_ON, WRITE = 0, -1
@@ -150,17 +150,16 @@ def take(
     return count_call(journal, begin, end)
 
 
-@compiled(nothing(i64[::1], i64[::1]))
-def clear(journal: Ints, into: Ints) -> None:
-    """Begin a journal anew, which may be the same: of the old one the last prompts' tokens are kept, if they leave room."""
+@compiled(nothing(i64[::1]))
+def clear(journal: Ints) -> None:
+    """Begin a journal anew: the last prompts' tokens are kept, if they leave room, since they may be asked for again."""
     at, size = journal[LAST_AT], journal[LAST]
-    if BEGIN + size + ROOM // 2 > into.size:
-        size = i64(0)
-    for t in range(size):
-        into[BEGIN + t] = journal[at + t]
-    into[LAST_AT], into[LAST], into[LAST_UNKNOWN] = BEGIN, size, journal[LAST_UNKNOWN] if size else 0
-    into[WAITING] = 0
-    into[FIRST] = into[END] = BEGIN + size
+    if 2 * size > journal.size:
+        size = journal[LAST_UNKNOWN] = 0
+    for t in range(size if at != BEGIN else 0):
+        journal[BEGIN + t] = journal[at + t]
+    journal[LAST_AT], journal[LAST], journal[WAITING] = BEGIN, size, 0
+    journal[FIRST] = journal[END] = BEGIN + size
 
 
 @helper(_PARTS(LONGS, i64))

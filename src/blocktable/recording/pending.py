@@ -24,6 +24,7 @@ from blocktable.recording.journal import (
     MOST,
     ROOM,
     WAITING,
+    WRITE,
     clear,
     take,
     take_commit,
@@ -57,7 +58,7 @@ class Pending:
         self._whole = int(self._identity.unit > 0)  # are tokens of prompts to be known
         self._journal = np.zeros(ROOM, np.int64)
         self._written = 0
-        self._go_on(self._journal)
+        self._go_on()
         self._when = 0.0  # some were written last
         self._place = np.zeros(PLACES, np.int64)
         self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
@@ -105,14 +106,22 @@ class Pending:
             self._turn(told, take, *call)
 
     def _turn(self, told: int, loop: Any, *call: Any) -> None:
-        """Write what waits; then take a call for which there was no room."""
+        """Write what waits; then take a call for which there was no room, which one longer than the journal never has."""
         self._recorder.flush()
-        if told > GO_ON:
-            with self._lock:
+        if told <= GO_ON:
+            return
+        with self._recorder.writing():
+            usual, told = self._journal, loop(self._journal, *call)
+            while told > GO_ON:
+                self._journal = np.zeros(told, np.int64)
+                clear(self._journal)
                 told = loop(self._journal, *call)
-                if told > GO_ON:
-                    self._go_on(np.zeros(told + ROOM, np.int64))
-                    loop(self._journal, *call)
+            if told == WRITE:
+                self.write()
+            if self._journal is not usual:
+                self._journal = usual
+                self._identity.counts[PLACE] = NOWHERE
+                self._go_on()
 
     # What is done with it, by one at a time.
 
@@ -122,16 +131,15 @@ class Pending:
             if not self._recorder.closed:
                 self._write()
                 self._written += int(self._journal[WAITING])
-            self._go_on(self._journal)
+            self._go_on()
             self._when = perf_counter()
 
-    def _go_on(self, journal: Ints) -> None:
-        """Go on with an empty journal, the same or a longer one."""
+    def _go_on(self) -> None:
+        """Go on with an empty journal."""
         numbered, last = int(self._identity.counts[PLACE]), int(self._journal[LAST_AT])
-        clear(self._journal, journal)
-        self._identity.counts[PLACE] = BEGIN if numbered == last and journal[LAST] else NOWHERE
-        journal[MOST] = min(CALLS, self._written // SHARE + 1)
-        self._journal = journal
+        clear(self._journal)
+        self._identity.counts[PLACE] = BEGIN if numbered == last and self._journal[LAST] else NOWHERE
+        self._journal[MOST] = min(CALLS, self._written // SHARE + 1)
 
     def _write(self) -> None:
         writer, known, place = self._recorder.writer, self._identity, self._place

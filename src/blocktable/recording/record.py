@@ -455,24 +455,26 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(_: Any) -> list[Any]:
-            starts, text = integers(indptr), integers(tokens)
+            starts, text = _cut(indptr, tokens)
             return [np.diff(starts), *self._prompts(starts, text, salts), self._recorder.tokens(text)]
 
-        if self._pending is None or salts is not None:
+        pending = self._pending  # another thread may close the recorder meanwhile
+        if pending is None or salts is not None:
             return self._call("lookup", (indptr, tokens, salts), {}, told)
         try:
             cached = self._plain_lookup(indptr, tokens)
         except BlockTableError as error:
             self._tell("lookup", told, _NOTHING, error)
             raise
-        self._pending.took(LOOKUP, NONE, indptr, tokens, cached)
+        pending.took(LOOKUP, NONE, indptr, tokens, cached)
         return cached
 
     def match(self, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
 
         def told(cached: Any) -> list[Any]:
-            opened, starts, text = integers(rows), integers(indptr), integers(tokens)
+            opened = integers(rows)
+            starts, text = _cut(indptr, tokens, opened)
             fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
             if cached is _NOTHING:
                 return fields
@@ -495,7 +497,8 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            opened, starts, text = integers(rows), integers(indptr), integers(tokens)
+            opened = integers(rows)
+            starts, text = _cut(indptr, tokens, opened)
             one = np.ndim(limit) == 0
             limits = None if limit is None else integers([limit] if one else limit)
             marks = None if final is None else integers(final)
@@ -508,20 +511,21 @@ class RecordedCache(Recorded):
             return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
         usual = salts is None and final is None and (limit is None or type(limit) is int)
-        if self._pending is None or not usual:
+        pending = self._pending
+        if pending is None or not usual:
             named = {"final": final, "headroom": headroom}
             return self._call("admit", (rows, indptr, tokens, salts, limit), named, told)
-        numbers = -1 if limit is None else limit, int(headroom)
+        most = -1 if limit is None else limit
         try:
             found = self._plain_admit(rows, indptr, tokens, None, limit, headroom=headroom)
         except OutOfBlocks as error:
-            self._pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, *numbers)
+            pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, most, int(headroom))
             raise
         except BlockTableError as error:
             self._tell("admit", told, _NOTHING, error)
             raise
         cached, slots = found
-        self._pending.took(ADMIT, rows, indptr, tokens, cached, slots, *numbers)
+        pending.took(ADMIT, rows, indptr, tokens, cached, slots, most, int(headroom))
         return found
 
     def extend(self, rows: Any, indptr: Any, tokens: Any = None, **named: Any) -> Any:
@@ -551,8 +555,8 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> list[Any]:
         """Return the fields of an extend."""
-        wanted, starts = integers(rows), integers(indptr)
-        text = NONE if tokens is None else integers(tokens)
+        wanted = integers(rows)
+        starts, text = _cut(indptr, tokens, wanted)
         unknown = np.array([-1]) if tokens is None else _unknown(text)
         marks = None if final is None else integers(final)
         fields = [wanted, np.diff(starts), unknown, marks, self._recorder.salts(salts, wanted.size)]
@@ -579,7 +583,7 @@ class RecordedCache(Recorded):
             fields: list[Any] = [wanted, marks, None, None]
             text = NONE
             if tokens is not None:
-                starts, text = integers(indptr), integers(tokens)
+                starts, text = _cut(indptr, tokens, wanted)
                 fields = [wanted, marks, np.diff(starts), _unknown(text)]
             if result is _NOTHING:
                 return fields
@@ -611,7 +615,8 @@ class RecordedCache(Recorded):
                 self._identity.close(wanted)
             return [wanted, _one(fence)]
 
-        if self._pending is None or fence is not None:
+        pending = self._pending
+        if pending is None or fence is not None:
             self._call("free", (rows, fence), {}, told)
             return
         try:
@@ -619,7 +624,7 @@ class RecordedCache(Recorded):
         except BlockTableError as error:
             self._tell("free", told, _NOTHING, error)
             raise
-        self._pending.took(FREE, rows, NONE, NONE)
+        pending.took(FREE, rows, NONE, NONE)
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""
@@ -660,6 +665,16 @@ class RecordedCache(Recorded):
             self._identity.open(row, salts[i] if salts else None, prompt[:hit])
             rest = prompt[hit : int(ends[i])]
             self._identity.write(np.array([row]), np.array([hit]), np.array([0, rest.size]), np.ascontiguousarray(rest))
+
+
+def _cut(indptr: Any, tokens: Any, rows: Ints | None = None) -> tuple[Ints, Ints]:
+    """Return indptr and tokens, none where not known; Unreadable where they do not belong together: only sizes are recorded."""
+    starts, text = integers(indptr), NONE if tokens is None else integers(tokens)
+    if not starts.size or starts[0] or (tokens is not None and starts[-1] != text.size):
+        raise Unreadable
+    if (starts[1:] < starts[:-1]).any() or (rows is not None and starts.size != rows.size + 1):
+        raise Unreadable
+    return starts, text
 
 
 def _one(value: Any) -> Ints | None:
