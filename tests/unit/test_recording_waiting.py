@@ -47,8 +47,13 @@ def test_calls_are_recorded_whatever_their_arrays_are(tmp_path, form):
         found = recording.replay(tmp_path / name, until_finding=True)
         assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
     assert digests[form] == digests["int64"]
-    shown = [[one for one in read(tmp_path / name) if isinstance(one, Record)] for name in digests]
-    assert str(shown[0]) == str(shown[1])
+    shown = [[told(one) for one in read(tmp_path / name) if isinstance(one, Record)] for name in digests]
+    assert shown[0] == shown[1]
+
+
+def told(call):
+    """Return what a record says of a call's own arguments: with which extend a unit is told depends on when it was written."""
+    return call.verb, [None if one is None else one.tolist() for one in call.fields[:3]], call.check
 
 
 def units_of(prompt, unit, known):
@@ -57,7 +62,7 @@ def units_of(prompt, unit, known):
     return [known.setdefault(tuple(prompt[:end]), len(known)) for end in ends]
 
 
-@pytest.mark.parametrize("size", [5, 64, 1030, 2050])
+@pytest.mark.parametrize("size", [5, 64, *(pytest.param(n, marks=pytest.mark.compiled) for n in (1030, 2050))])
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_like_the_last_ones_are_told_from_them(tmp_path, size, seed):
     """Of each prompt of each call the units are what a dictionary of all prefixes says."""
@@ -103,6 +108,7 @@ def test_prompts_like_the_last_ones_are_told_from_them(tmp_path, size, seed):
     assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
 
 
+@pytest.mark.compiled
 def test_prompts_longer_than_what_may_wait(tmp_path):
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, size) for size in (20_000, 90_000, 90_000, 30_000, 7)]
@@ -121,6 +127,7 @@ def test_prompts_longer_than_what_may_wait(tmp_path):
     assert found.calls == 60 * 63
 
 
+@pytest.mark.compiled
 def test_a_long_call_is_written_at_once_and_what_waits_stays_bounded(tmp_path):
     text = np.arange(300_000)
     with recording.record(tmp_path / "run") as recorder:
@@ -136,6 +143,7 @@ def test_a_long_call_is_written_at_once_and_what_waits_stays_bounded(tmp_path):
     assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
 
 
+@pytest.mark.compiled
 def test_an_error_while_a_call_is_taken_ends_the_recording(tmp_path, monkeypatch):
     recorder = recording.record(tmp_path / "run")
     cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
