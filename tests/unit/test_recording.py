@@ -213,6 +213,38 @@ def test_a_simulated_run_again_with_prompts_that_wait_and_are_refused(tmp_path, 
     assert min(calls[verb] for verb in ("lookup", "admit", "admitOutOfBlocks L9", "extend", "commit", "free")) > 100
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_forked_and_cut_within_a_unit_are_found_again_by_what_they_went_on_with(tmp_path, seed):
+    rng, texts, hits = np.random.default_rng(seed), {}, 0
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=200, max_rows=4)
+        for _ in range(150):
+            row, other = (int(n) for n in rng.choice(4, 2, replace=False))
+            what = rng.integers(6)
+            if row not in texts:
+                texts[row] = rng.integers(0, 2, rng.integers(1, 9)).tolist()
+                cache.admit([row], [0, len(texts[row])], texts[row])
+            elif what == 0 and other not in texts:
+                cache.fork(row, other)
+                texts[other] = list(texts[row])
+            elif what == 1:
+                texts[row] = texts[row][: rng.integers(1, len(texts[row]) + 1)]
+                cache.truncate([row], [len(texts[row])])
+            elif what == 2:
+                cache.free([row])
+                del texts[row]
+            elif what < 5 and len(texts[row]) < 60:
+                more = rng.integers(0, 2, rng.integers(1, 4)).tolist()
+                cache.extend([row], [0, len(more)], more)
+                texts[row] += more
+            for text in texts.values():
+                hits += int(cache.lookup([0, len(text) + 1], [*text, 5])[0])
+            cache.commit()
+    assert hits > 500
+    found = recording.replay(tmp_path / "run", until_finding=True)
+    assert (found.differs, found.finding, found.digest) == ("", None, recorder.digest)
+
+
 @pytest.mark.parametrize("prefixes", [True, False])
 def test_what_rows_had_computed_is_found_by_the_prompts_of_later_turns(tmp_path, prefixes):
     rng = np.random.default_rng(5)

@@ -1,6 +1,7 @@
 """A recording run again: the same calls on new objects, to the same results."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -28,6 +29,7 @@ from blocktable.recording.record import (
     fold,
     refusal_of,
 )
+from blocktable.recording.shared import Texts
 from blocktable.recording.watched import WatchReader, of_findings
 from blocktable.replica import Replica
 from blocktable.sanitize.watch import watch
@@ -36,6 +38,7 @@ from blocktable.tables import BlockTables
 __all__ = ["Call", "Change", "Replayed", "calls", "history", "play", "replay"]
 
 STEPS = ("commit", "step")  # verbs that end a step: of our tables, and of a watcher
+_PASSES = 8  # over what rows hold, at most: each may find what another began with
 _FRESH = 2**31 - 1  # tokens of units of which it is not known whether they are like any other
 
 
@@ -281,10 +284,16 @@ class _Row:
 
 
 class _Reader:
-    """From records to calls, in two passes: the numbers of units come after the calls that began them."""
+    """From records to calls, in two passes: the numbers of units come after the calls that began them.
 
-    def __init__(self, path: str | Path) -> None:
+    Where rows were forked or cut there are more, which only follow what rows hold (``shared``), until they learn no more.
+    """
+
+    def __init__(self, path: str | Path, contents: Any = None, texts: Texts | None = None) -> None:
         self._path = path
+        self._contents: dict[tuple[int, int], list[int]] = contents or {}
+        self._texts = texts
+        self._parted = False
         self.made: list[dict[str, Any]] = []
         self.end = ""
         self._units: list[int] = []
@@ -294,6 +303,19 @@ class _Reader:
         self._seen: list[int] = []
         self._watches: dict[int, WatchReader] = {}
         self._guarded(self._look)
+        if self._parted and texts is None:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Find what units consist of that begin like others."""
+        for _ in range(_PASSES):
+            texts = Texts()
+            with suppress(ArgumentError):  # it is told when its call is come to
+                for _call in _Reader(self._path, self._contents, texts).calls():
+                    pass
+            if texts.units == self._contents:
+                return
+            self._contents = texts.units
 
     def _guarded(self, part: Any) -> Any:
         """Do a part; what goes wrong in it is a record that no recorder writes."""
@@ -321,6 +343,7 @@ class _Reader:
             if not isinstance(record, Record):
                 self._said(record)
                 continue
+            self._parted |= record.verb in ("fork", "truncate") and not record.refused
             at = _UNITS.get(record.verb)
             if at is not None and not record.refused and len(record.fields) > at + 1:
                 self._note_prompts(record)
@@ -394,11 +417,15 @@ class _Reader:
         if verb not in _CACHE_VERBS:
             raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
         args, named = getattr(self, f"_{verb}")(number, refused, *fields)
+        if self._texts is not None and not refused:
+            self._texts.follow(number, verb, args, self._lengths[number])
         at = _UNITS.get(verb)
         if at is not None and not refused and fields[at] is not None:
-            self._absolute(number, fields[at + 1])
-            for row in fields[at].tolist():
+            names, unit = self._absolute(number, fields[at + 1]), self._units[number]
+            for row, name in zip(fields[at].tolist(), names.tolist(), strict=True):
                 one = self._row(number, row)
+                if self._texts is not None:
+                    self._texts.finished(number, row, one.done * unit, unit, name)
                 one.done += 1
                 one.at += 1
         return Call(number, verb, args, named, check, error, step)
@@ -414,7 +441,9 @@ class _Reader:
             n = at // unit - one.done
             end = min((at // unit + 1) * unit, begin + size)
             known = 0 <= n < len(one.coming) - one.at
-            found[at - begin : end - begin] = one.coming[one.at + n] if known else self._new()
+            name = one.coming[one.at + n] if known else self._new()
+            held = self._contents.get((number, name)) if known else None
+            found[at - begin : end - begin] = held[at % unit : at % unit + end - at] if held else name
             at = end
         return found
 
@@ -428,7 +457,11 @@ class _Reader:
         parts, at = [], 0
         for i, size in enumerate(sizes.tolist()):
             whole = size // unit if symbols.size else 0
-            parts.append(np.repeat(symbols[at : at + whole], unit))
+            names = symbols[at : at + whole]
+            parts.append(np.repeat(names, unit))
+            for k, name in enumerate(names.tolist() if self._contents else ()):
+                if held := self._contents.get((number, name)):
+                    parts[-1][k * unit : (k + 1) * unit] = held
             at += whole
             row = -1 if rows is None else int(rows[i])
             parts.append(self._behind(number, row, whole * unit, size - whole * unit))
