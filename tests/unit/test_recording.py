@@ -192,7 +192,6 @@ def test_what_waits_to_be_written_is_bounded_and_reads_back(tmp_path):
 
 
 @pytest.mark.compiled
-@pytest.mark.compiled
 @pytest.mark.parametrize("shared", [False, True], ids=["no prefixes", "prefixes"])
 def test_a_simulated_run_again_with_prompts_that_wait_and_are_refused(tmp_path, shared):
     rng = np.random.default_rng(3)

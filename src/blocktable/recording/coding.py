@@ -31,6 +31,7 @@ CRC = np.array([zlib.crc32(bytes([n]), LOW32) ^ LOW32 for n in range(256)], np.i
 MOST = 1 << 24  # values of one call: more are damage
 
 WINDOW = (u8[::1], i64[::1])
+DELTA = (sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1]))  # spans, values, copies
 FIELDS = (sealed(i64[::1]), sealed(i64[::1]))  # values of all fields, one after the other, and their sizes
 
 
@@ -110,7 +111,7 @@ def fold_values(meta: Ints, values: Ints) -> None:
     meta[SUM] = of_values(meta[SUM], values)
 
 
-@helper(i64(i64, sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1])))
+@helper(i64(i64, *DELTA))
 def of_delta(total: int, spans: Ints, values: Ints, copies: Ints) -> int:
     """Take a delta into a checksum."""
     for i in range(spans.shape[0]):
@@ -121,7 +122,7 @@ def of_delta(total: int, spans: Ints, values: Ints, copies: Ints) -> int:
     return total
 
 
-@compiled(nothing(i64[::1], sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1])))
+@compiled(nothing(i64[::1], *DELTA))
 def fold_delta(meta: Ints, spans: Ints, values: Ints, copies: Ints) -> None:
     """Take a delta into the checksum of what calls returned."""
     meta[SUM] = of_delta(meta[SUM], spans, values, copies)

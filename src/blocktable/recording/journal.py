@@ -9,8 +9,8 @@ from typing import Any
 
 import numba
 
-from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
-from blocktable.recording.coding import of_delta, of_values
+from blocktable._jit import compiled, helper, i64, nothing, sealed
+from blocktable.recording.coding import DELTA, of_delta, of_values
 from blocktable.recording.identity import Ints
 
 # Kinds, see ``format``
@@ -25,7 +25,6 @@ LINE = 12
 LONGS = sealed(i64[::1])
 ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 _PARTS: Any = numba.types.UniTuple(i64, 4)  # type: ignore[no-untyped-call]
-_DELTA = (sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1]))
 GO_ON, WRITE = 0, -1
 PIECE = 1024  # tokens that are compared before it is seen whether they differ
 
@@ -63,6 +62,14 @@ def put_down(journal: Ints, at: int, values: Ints) -> int:
     return at + values.size
 
 
+@helper(i64(i64, i64[:, ::1]))
+def of_slots(total: int, slots: Ints) -> int:
+    """Take slots into a checksum, each group's by themselves."""
+    for group in range(slots.shape[0]):
+        total = of_values(total, slots[group])
+    return total
+
+
 @helper(i64(i64[::1], i64, i64))
 def count_call(journal: Ints, begin: int, end: int) -> Any:
     """Have one call more, from there to there; say whether all are to be written now."""
@@ -83,7 +90,7 @@ def put_line(
     journal[at + LIMIT] = -1
 
 
-@compiled(i64(i64[::1], *_DELTA))
+@compiled(i64(i64[::1], *DELTA))
 def take_commit(journal: Ints, spans: Ints, values: Ints, copies: Ints) -> Any:
     """Put a commit into the journal; return GO_ON, WRITE, or how long the journal has to be, which then is as it was."""
     begin, end = journal[END], journal[END] + LINE
@@ -101,10 +108,7 @@ def take_extend(journal: Ints, rows: Ints, starts: Ints, tokens: Ints, slots: In
     end = begin + LINE + rows.size + starts.size + tokens.size
     if end > journal.size:
         return end
-    check = i64(0)
-    for group in range(slots.shape[0]):
-        check = of_values(check, slots[group])
-    put_line(journal, begin, EXTEND, rows.size, starts.size, tokens.size, 0, slots.size, check)
+    put_line(journal, begin, EXTEND, rows.size, starts.size, tokens.size, 0, slots.size, of_slots(0, slots))
     journal[begin + TOKENS] = put_down(journal, put_down(journal, begin + LINE, rows), starts)
     journal[begin + UNKNOWN] = count_unknown(tokens)
     put_down(journal, journal[begin + TOKENS], tokens)
@@ -137,9 +141,7 @@ def take(
     end = begin + LINE + rows.size + starts.size + own + cached.size
     if end > journal.size:
         return end
-    check = of_values(0, cached)
-    for group in range(slots.shape[0]):
-        check = of_values(check, slots[group])
+    check = of_slots(of_values(0, cached), slots)
     put_line(journal, begin, kind, rows.size, starts.size, given, cached.size, cached.size + slots.size, check)
     journal[begin + UNKNOWN], journal[begin + LIMIT], journal[begin + HEADROOM] = unknown, limit, headroom
     at = put_down(journal, put_down(journal, begin + LINE, rows), starts)

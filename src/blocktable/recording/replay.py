@@ -343,7 +343,8 @@ class _Reader:
             if not isinstance(record, Record):
                 self._said(record)
                 continue
-            self._parted |= record.verb in ("fork", "truncate") and not record.refused
+            if record.verb in ("fork", "truncate") and self.made[record.number].get("prefix_cache"):
+                self._parted = True
             at = _UNITS.get(record.verb)
             if at is not None and not record.refused and len(record.fields) > at + 1:
                 self._note_prompts(record)
