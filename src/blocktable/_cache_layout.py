@@ -113,6 +113,7 @@ INDEX = (*LISTS, i64[::1], i32[::1], i32[::1])  # and nodes, buckets, store
 (
     GROW,  # not refused: node slots or room for copies are short, and the call is made again
     WIDEN,  # not refused: a token needs two words
+    JOURNAL_FULL,  # not refused: what waits in the journal is to be written first
     SHORT_OF_BLOCKS,
     NEVER,
     IN_USE,
@@ -126,4 +127,4 @@ INDEX = (*LISTS, i64[::1], i32[::1], i32[::1])  # and nodes, buckets, store
     BAD_TOKENS,
     BAD_LIMIT,
     SAVE,  # not refused: the call may be, with some of its rows done, so what it changes is to be kept
-) = range(101, 116)
+) = range(101, 117)

@@ -23,6 +23,7 @@ from blocktable._cache_layout import (
     I64,
     INDEX,
     INDEXED,
+    JOURNAL_FULL,
     LARGEST,
     LENGTH,
     LIGHT,
@@ -61,6 +62,7 @@ from blocktable._cache_layout import (
     BASE as DONE,
 )
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed, u64
+from blocktable._journal import LINE, has_room, note_extend
 from blocktable._kernels import (
     BAD_INDPTR,
     BASE,
@@ -208,7 +210,7 @@ def open_row(meta: I64, nodes: I64, lines: I64, row: int, root: int) -> None:
         nodes[at + HEIRS] += PIN
 
 
-@compiled(i64(*CACHE, i64[::1], i64[::1], sealed(i32[::1]), i64, i64[::1], i64[::1], i64, i64, i64[:, ::1]))
+@compiled(i64(*CACHE, i64[::1], i64[::1], sealed(i32[::1]), i64, i64[::1], i64[::1], i64, i64, i64[:, ::1], i64[::1]))
 def extend(
     info: I64,
     state: I32,
@@ -230,11 +232,13 @@ def extend(
     headroom: int,
     partial: int,
     out: I64,
+    journal: I64,
 ) -> int:
     """Lengthen rows by indptr[i + 1] - indptr[i] tokens each, or with ``partial`` as many of the first rows as fit.
 
     The first loop decides, and finds the rows for which nothing but tokens and slots is to be written: most rows of
-    most steps. meta[SERVED] counts the rows served.
+    most steps. meta[SERVED] counts the rows served. With a journal, which has no place for finals, roots, ``partial`` and
+    headroom, the call is noted.
     """
     n, groups = rows.size, info.shape[0] - 1
     total, unit, per = info[groups, ROWS], meta[UNIT], meta[WORDS]
@@ -346,6 +350,9 @@ def extend(
     if meta[SLOTS] + indptr[served] // unit + n + 1 > nodes.size // width or 3 * (meta[COPIES] + shared) > copies.size:
         meta[NEEDED] = indptr[served] // unit + n + 1
         return GROW
+    if not has_room(journal, LINE + 2 * n + 1 + indptr[n]):
+        meta[NEEDED] = LINE + 2 * n + 1 + indptr[n]
+        return JOURNAL_FULL
     meta[SERVED] = served
     for i in range(served):
         row = rows[i] & LOW31
@@ -403,4 +410,6 @@ def extend(
             settle_final(info, entries, meta, blocks, nodes, buckets, store, lines, row, final)
         else:
             lines[line + FINAL] = final
+    if journal.size:
+        note_extend(journal, rows, indptr, words, per * stride, out)
     return OK

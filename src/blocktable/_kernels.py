@@ -24,6 +24,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from blocktable._jit import compiled, helper, i32, i64, nothing, u64
+from blocktable._journal import LINE, has_room, note_commit
 
 # Inside a loop an element is a number of the machine, not a NumPy scalar: Any keeps the type checker out of that.
 I32 = NDArray[Any]
@@ -46,6 +47,7 @@ CHECK, WRITE = 1, 2
 BOTH = CHECK | WRITE
 # A stretch of nulls longer than two span headers (2 x 6 numbers) is cheaper as a span of its own.
 LONG_NULL = 12
+JOURNAL_FULL = -1  # what a commit returns: what waits in the journal is to be written first
 
 STATE_TYPES = (i64[:, ::1], i32[::1], i32[::1])
 
@@ -246,12 +248,14 @@ def piece_end(entries: I32, begin: int, end: int) -> int:
     return end if last > begin else -end
 
 
-@compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1]))
-def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32) -> Any:
+@compiled(i64(*STATE_TYPES, i32[::1], i32[:, ::1], i32[:, ::1], i32[::1], i64[::1]))
+def difference(
+    info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans: I32, values: I32, journal: I64
+) -> Any:
     """Write out what changed since the last commit as n spans and m values, call it sent, and return n << 32 | m.
 
     A span is one run of changed entries, cut where a long stretch of nulls needs no values. Where there might not be room
-    for all, nothing is changed and the most room it can take is returned, as its complement (~).
+    for all, nothing is changed and the most room it can take is returned, as its complement (~), or JOURNAL_FULL.
     """
     total = info[info.shape[0] - 1, ROWS]
     room = i64(0)
@@ -261,6 +265,8 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
             room += 1 + state[line + HIGH] - state[line + LOW]
     if room > values.size:
         return ~room
+    if not has_room(journal, LINE):
+        return i64(JOURNAL_FULL)
     n = m = i64(0)
     for group in range(info.shape[0] - 1):
         for k in range(info[group, TOUCHED]):
@@ -303,6 +309,8 @@ def difference(info: I64, state: I32, entries: I32, sent: I32, dirty: I32, spans
             state[line + SENT] = live
             state[line + LISTED] = 0
         info[group, TOUCHED] = 0
+    if journal.size:
+        note_commit(journal, spans[:n], values[:m])
     return n << 32 | m
 
 

@@ -36,6 +36,7 @@ from blocktable._cache_layout import (
     TARGET,
 )
 from blocktable._jit import compiled, helper, i32, i64, nothing
+from blocktable._journal import note_copies
 from blocktable._prefix_kernels import unseat
 
 
@@ -221,9 +222,11 @@ def retire(meta: I64, blocks: I32, fence: int) -> None:
         block = before
 
 
-@compiled(nothing(*LISTS, i32[::1]))
-def copied(meta: I64, blocks: I32, copies: I32) -> None:
+@compiled(nothing(*LISTS, i32[::1], i64[::1]))
+def copied(meta: I64, blocks: I32, copies: I32, journal: I64) -> None:
     """Note that every pending copy has left with a commit."""
+    if journal.size:
+        note_copies(journal, copies[: 3 * meta[COPIES]])
     for at in range(0, 3 * meta[COPIES], 3):
         blocks[copies[at + 2] * BLOCK_FIELDS + PINS] -= TARGET
         unpin(meta, blocks, i64(copies[at + 1]))

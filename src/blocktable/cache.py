@@ -29,11 +29,12 @@ from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
 from blocktable._copying import Uncopied
+from blocktable._journal import JournalFull
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
-from blocktable.state import GroupTable, busy
+from blocktable.state import GroupTable
 from blocktable.tables import BlockTables
 
 __all__ = ["KVCache"]
@@ -206,7 +207,7 @@ class KVCache(Uncopied, Sanitizable):
 
     def _find(self, verb: str, rows: Any, indptr: Any, tokens: Any, salts: Any, mode: int) -> NDArray[np.int64]:
         if not self._busy.acquire(blocking=False):
-            raise busy(verb)
+            self.tables._await(verb)
         try:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             n = max(starts.size - 1, 0)
@@ -238,7 +239,7 @@ class KVCache(Uncopied, Sanitizable):
         one pass over the tokens; for several rows under pressure, a copy of the state beside.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("admit")
+            self.tables._await("admit")
         try:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             n = max(starts.size - 1, 0)
@@ -327,7 +328,7 @@ class KVCache(Uncopied, Sanitizable):
         block, about 100 for one that does not.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("extend")
+            self.tables._await("extend")
         try:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
@@ -338,16 +339,23 @@ class KVCache(Uncopied, Sanitizable):
             total = int(starts[-1]) if starts.size else 0
             total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
-            code = e.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
+            journal = self.tables._journal
+            code = e.extend(
+                *self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots, journal
+            )
             while code != k.OK:
                 if code == c.GROW:
                     self._grow(int(self._meta[c.NEEDED]))
                 elif code == c.WIDEN:
                     self._widen("extend", tokens)
                     words, stride = self._words(tokens)
+                elif code == c.JOURNAL_FULL:
+                    raise JournalFull(int(self._meta[c.NEEDED]))
                 else:
                     raise self._refused(code, "extend", wanted, headroom)
-                code = e.extend(*self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots)
+                code = e.extend(
+                    *self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots, journal
+                )
             if not partial:
                 return slots
             served = int(self._meta[c.SERVED])
@@ -363,7 +371,7 @@ class KVCache(Uncopied, Sanitizable):
         and where a token below the new mark would stay unknown (L10). Cost: one pass over the tokens.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("confirm")
+            self.tables._await("confirm")
         try:
             wanted = as_int64(rows, "rows")
             marks = _per_row("confirm", lengths, "lengths", wanted.size)
@@ -389,7 +397,7 @@ class KVCache(Uncopied, Sanitizable):
         below what a window gave back or, with a state group, below the final mark. Cost: the blocks that go.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("truncate")
+            self.tables._await("truncate")
         try:
             wanted = as_int64(rows, "rows")
             self._shorten("truncate", wanted, _per_row("truncate", lengths, "lengths", wanted.size), fence, close=0)
@@ -403,7 +411,7 @@ class KVCache(Uncopied, Sanitizable):
         still read them. Raises ArgumentError for a row that is not in use, changing nothing. Cost: the rows' blocks.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("free")
+            self.tables._await("free")
         try:
             self._shorten("free", as_int64(rows, "rows"), _NONE, fence, close=1)
         finally:
@@ -439,7 +447,7 @@ class KVCache(Uncopied, Sanitizable):
     def retire(self, n: int) -> None:
         """Let the blocks of every fence up to ``n`` be reissued: the steps that read them are done."""
         if not self._busy.acquire(blocking=False):
-            raise busy("retire")
+            self.tables._await("retire")
         try:
             value = _integer(n, "n", None)
             done = bisect_right(self._fences, value)
@@ -460,7 +468,7 @@ class KVCache(Uncopied, Sanitizable):
         ``Delta.copies``. Cost: the row's blocks.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("fork")
+            self.tables._await("fork")
         try:
             pair = _integer(row, "row", None), _integer(into, "into", None)
             code = self._forked(*pair)
@@ -497,7 +505,7 @@ class KVCache(Uncopied, Sanitizable):
         Cost: as ``BlockTables.commit``; copied sources may be reissued from here on.
         """
         if not self._busy.acquire(blocking=False):
-            raise busy("commit")
+            self.tables._await("commit")
         try:
             tables = self.tables
             spans, values = tables._difference()
@@ -505,7 +513,7 @@ class KVCache(Uncopied, Sanitizable):
             pending = self._meta[c.COPIES]
             if pending:
                 copies = self._core[10][: 3 * pending].reshape(-1, 3).copy()
-                pool.copied(self._meta, self._core[5], self._core[10])
+                pool.copied(self._meta, self._core[5], self._core[10], tables._journal)
             tables._seq += 1
             self._cells += values.size
             self._delta_bytes += 40 + 24 * len(spans) + 4 * values.size + 12 * len(copies)

@@ -6,7 +6,8 @@ entry    | null     | block ids       | null (L4)          |
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ from blocktable._arrays import as_count, as_int64
 from blocktable._audit import Finding, first_broken
 from blocktable._copying import Uncopied
 from blocktable._faults import fault, no_row
+from blocktable._journal import NO_JOURNAL
 from blocktable._sanitized import Sanitizable
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
 
 MOST = 2**31 - 1  # rows, and tokens of one step
+PATIENCE = 10.0  # seconds that a journal is read at most, or a call takes while one waits to read it
 
 
 class Shape(NamedTuple):
@@ -102,6 +105,8 @@ class TableState(Uncopied, Sanitizable):
 
     def __init__(self, shapes: Sequence[Shape], max_rows: int, num_blocks: int | None) -> None:
         self._busy = Lock()
+        self._reading = Lock()  # whoever reads the journal has this one first, and waits for the call in progress
+        self._journal = NO_JOURNAL
         self._allocate(tuple(shapes), max_rows, num_blocks)
 
     def _allocate(self, shapes: tuple[Shape, ...], max_rows: int, num_blocks: int | None) -> None:
@@ -236,7 +241,32 @@ class TableState(Uncopied, Sanitizable):
         )
 
     def _sole(self, verb: str) -> "_Sole":
-        return _Sole(self._busy, verb)
+        return _Sole(self, verb)
+
+    def _await(self, verb: str) -> None:
+        """Hold the object after whoever reads its journal; refuse where another call holds it."""
+        if self._reading.acquire(timeout=PATIENCE):
+            try:
+                if self._busy.acquire(blocking=False):
+                    return
+            finally:
+                self._reading.release()
+        raise _busy(verb)
+
+    @contextmanager
+    def _read_journal(self, verb: str) -> Iterator[None]:
+        """Hold the object after the call in progress; calls that come meanwhile wait."""
+        if not self._reading.acquire(timeout=PATIENCE):
+            raise _busy(verb)
+        try:
+            if not self._busy.acquire(timeout=PATIENCE):
+                raise _busy(verb)
+            try:
+                yield
+            finally:
+                self._busy.release()
+        finally:
+            self._reading.release()
 
     def _known(self, verb: str, rows: NDArray[np.int64]) -> None:
         """Refuse rows that do not exist."""
@@ -248,7 +278,7 @@ class TableState(Uncopied, Sanitizable):
     def _run(self, verb: str, loop: Callable[..., int], *arguments: Any) -> None:
         """Run a compiled loop over the state, alone; raise what it refused."""
         if not self._busy.acquire(False):
-            raise busy(verb)
+            self._await(verb)
         try:
             code = loop(self._info, self._state, self._entries, *arguments)
             if code != k.OK:
@@ -260,21 +290,21 @@ class TableState(Uncopied, Sanitizable):
 class _Sole:
     """Hold an object for one call; refuse where another call holds it."""
 
-    __slots__ = ("_lock", "_verb")
+    __slots__ = ("_state", "_verb")
 
-    def __init__(self, lock: Lock, verb: str) -> None:
-        self._lock = lock
+    def __init__(self, state: TableState, verb: str) -> None:
+        self._state = state
         self._verb = verb
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(False):
-            raise busy(self._verb)
+        if not self._state._busy.acquire(False):
+            self._state._await(self._verb)
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._state._busy.release()
 
 
-def busy(verb: str) -> ConcurrentUse:
+def _busy(verb: str) -> ConcurrentUse:
     """Return the error of a call that found another in progress."""
     return ConcurrentUse(
         f"{verb}: another call on this object is in progress",

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from blocktable import _kernels as k
 from blocktable._arrays import as_count, as_int32, as_int64
 from blocktable._faults import fault
+from blocktable._journal import LINE, JournalFull
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
 from blocktable.snapshot import pack
-from blocktable.state import Shape, TableState, busy
+from blocktable.state import Shape, TableState
 
 LOW32 = 2**32 - 1
 NO_IDS = np.zeros(0, np.int32)
@@ -206,7 +207,7 @@ class BlockTables(TableState):
         rows touched, whatever the width; a whole row's worth of nulls is one span without values.
         """
         if not self._busy.acquire(False):
-            raise busy("commit")
+            self._await("commit")
         try:
             spans, values = self._difference()
             self._seq += 1
@@ -218,10 +219,12 @@ class BlockTables(TableState):
         """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
         arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
         spans, values = self._spans, self._values
-        sizes = k.difference(*arrays, spans, values)
-        if sizes < 0:
+        sizes = k.difference(*arrays, spans, values, self._journal)
+        if sizes < k.JOURNAL_FULL:
             spans, values = np.empty((~sizes, 6), np.int32), np.empty(~sizes, np.int32)
-            sizes = k.difference(*arrays, spans, values)
+            sizes = k.difference(*arrays, spans, values, self._journal)
+        if sizes == k.JOURNAL_FULL:
+            raise JournalFull(LINE)
         return spans[: sizes >> 32].copy(), values[: sizes & LOW32].copy()
 
     def snapshot(self) -> bytes:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from blocktable import ArgumentError, KVCache, OutOfBlocks, plan, recording
+from blocktable import ArgumentError, ConcurrentUse, Group, KVCache, OutOfBlocks, plan, recording
 from blocktable.recording.format import Record, read
 
 
@@ -236,3 +236,145 @@ def test_whoever_flushes_each_call_is_written_once(tmp_path):
     found = recording.replay(tmp_path / "run")
     assert (found.calls, found.differs, found.complete) == (12_000, "", True)
     assert found.digest == recorder.digest
+
+
+@pytest.mark.parametrize("room", [60, 100, 333])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_fills_what_may_wait_each_call_is_written_once(tmp_path, monkeypatch, room, seed):
+    """So little room that now a commit, now an extend, and now a prompt finds none, or is longer than all of it."""
+    monkeypatch.setattr("blocktable.recording.pending.ROOM", room)
+    monkeypatch.setattr("blocktable.recording.pending.WAIT", 60)
+    rng, made = np.random.default_rng(seed), []
+    groups = [
+        Group(plan(max_model_len=128, block_size=4)),
+        Group(plan(max_model_len=128, block_size=8), kind="window", window=12),
+    ]
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache(groups, num_blocks=200, max_rows=4)
+        cache.extend([0], [0, 6], np.arange(6))
+        cache.commit()
+        made += ["extend", "commit"]
+        for _ in range(400):
+            row, length = int(rng.integers(4)), int(rng.choice([1, 1, 1, 5, 40]))
+            verb = rng.choice(["extend", "extend", "extend", "commit", "fork", "free", "admit", "truncate", "lookup"])
+            used = bool(cache.lengths[row])
+            text = rng.integers(0, 3, length)
+            if verb == "extend" and cache.lengths[row] + length <= 128:
+                usual = rng.integers(3)
+                text = text.astype(rng.choice([np.int32, np.int64]))
+                how = (
+                    {} if usual else {"headroom": int(rng.integers(2)), "partial": False, "final": None, "salts": None}
+                )
+                cache.extend(np.array([row]), np.array([0, length]), None if usual == 2 else text, **how)
+            elif verb == "commit":
+                cache.commit()
+            elif verb == "fork" and used and not cache.lengths[(row + 1) % 4]:
+                cache.fork(row, (row + 1) % 4)
+            elif verb == "free" and used:
+                cache.free([row])
+            elif verb == "admit" and not used:
+                cache.admit([row], [0, length], text)
+            elif verb == "truncate" and used and cache.final[row] == cache.lengths[row]:
+                cache.truncate([row], cache.lengths[row : row + 1])
+            elif verb == "lookup":
+                cache.lookup([0, length], text)
+            else:
+                continue
+            made.append(str(verb))
+    told = [one.verb for one in read(tmp_path / "run") if isinstance(one, Record)]
+    assert told == made
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+def test_a_call_for_which_there_is_room_by_a_hair_and_one_for_which_there_is_none(tmp_path, monkeypatch):
+    for room in range(40, 100):
+        monkeypatch.setattr("blocktable.recording.pending.ROOM", room)
+        with recording.record(tmp_path / "run") as recorder:
+            cache = KVCache([plan(max_model_len=256, block_size=4)], num_blocks=200, max_rows=1)
+            cache._pending._written = 10_000  # so that as many may wait as ever
+            cache.lookup([0, 9], np.arange(9))
+            for size in (7, 1, 20, 2):
+                cache.extend([0], [0, size], np.arange(size))
+                cache.commit()
+            cache.lookup([0, 30], np.arange(30))
+            cache.extend([0], [0, 25], np.arange(25))
+            cache.commit()
+        assert cache._pending is None
+        found = recording.replay(tmp_path / "run")
+        assert (found.calls, found.differs, found.digest, found.complete) == (12, "", recorder.digest, True)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow store", "wide store"])
+def test_tokens_of_an_extend_are_told_alike_whatever_their_width(tmp_path, wide):
+    """What was written by an extend answers prompts, and which of them are alike is all that a recording says of tokens."""
+    large, units = 2**40 + 5, {}
+    texts = [[5, 6, 7, 8], [5, 6, 7, 2**31 - 1], [9, 9, 9, 9]]
+    if wide:
+        texts += [[large, 6, 7, 8], [large + 2**32, 6, 7, 8], [2**31, 6, 7, 2**62 - 1]]
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=100, max_rows=1)
+        for text in [*texts, *reversed(texts)]:
+            fits = max(text) < 2**31
+            for kind in (np.int64, *([np.int32] if fits else [])):
+                cache.extend(np.array([0]), np.array([0, 5]), np.array([*text, -1], kind))
+                cache.free([0])
+                assert cache.lookup([0, 5], np.array([*text, 1])).tolist() == [4]
+                units.setdefault(tuple(text), len(units))
+    calls = [one for one in read(tmp_path / "run") if isinstance(one, Record)]
+    assert [one.fields[2].tolist() for one in calls if one.verb == "extend"] == [[4]] * (len(calls) // 3)
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+def test_a_call_waits_for_who_writes_what_waits_and_refuses_another_call(tmp_path, monkeypatch):
+    class Slow(list):
+        """Rows that are read while another thread makes a call."""
+
+        def __array__(self, dtype=None, copy=None):
+            with pytest.raises(ConcurrentUse, match="extend"):
+                cache.extend([1], [0, 1], [5])
+            return np.array([0], dtype)
+
+    began, go_on = threading.Event(), threading.Event()
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=40, max_rows=2)
+        for _ in range(64):
+            cache.lookup([0, 3], [1, 2, 3])  # so that some may wait
+        cache.extend(Slow([0]), [0, 1], [5])
+        pending = cache._pending
+        write = type(pending).write
+
+        def slowly(self):
+            began.set()
+            assert go_on.wait(60)
+            write(self)
+
+        monkeypatch.setattr(type(pending), "write", slowly)
+        flusher = threading.Thread(target=recorder.flush)
+        flusher.start()
+        assert began.wait(60)
+        threading.Timer(0.05, go_on.set).start()
+        cache.extend([1], [0, 1], [6])
+        assert go_on.is_set()
+        assert cache.stats()["held"] == 2
+        flusher.join()
+        monkeypatch.undo()
+        monkeypatch.setattr("blocktable.state.PATIENCE", 0.01)
+        with cache.tables._sole("view"), pytest.raises(ConcurrentUse, match="flush"):
+            cache._pending.flush()
+        cache.commit()
+    found = recording.replay(tmp_path / "run")
+    assert (found.calls, found.differs, found.complete) == (67, "", True)
+
+
+def test_what_a_closed_recording_leaves_is_a_cache_that_notes_nothing(tmp_path):
+    with recording.record(tmp_path / "one"):
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=40, max_rows=2)
+        cache.extend([0], [0, 1], [5])
+        assert cache.tables._journal.size
+    assert not cache.tables._journal.size
+    cache.extend([0], [0, 1], [5], headroom=1)
+    cache.extend([0], [0, 1], [5])
+    cache.commit()
+    assert not cache.tables._journal.size

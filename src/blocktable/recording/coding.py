@@ -15,9 +15,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
+from blocktable._checksums import DELTA, of_delta, of_values, short
+from blocktable._jit import compiled, helper, i64, nothing, sealed
 from blocktable.recording.identity import Ints
-from blocktable.sanitize.usual import remainder
 
 u8: Any = numba.uint8
 # meta[...]: bytes written of the window; checksums of what was written, and of what calls returned
@@ -31,7 +31,6 @@ CRC = np.array([zlib.crc32(bytes([n]), LOW32) ^ LOW32 for n in range(256)], np.i
 MOST = 1 << 24  # values of one call: more are damage
 
 WINDOW = (u8[::1], i64[::1])
-DELTA = (sealed(i32[:, ::1]), sealed(i32[::1]), sealed(i32[:, ::1]))  # spans, values, copies
 FIELDS = (sealed(i64[::1]), sealed(i64[::1]))  # values of all fields, one after the other, and their sizes
 
 
@@ -41,31 +40,7 @@ def room(values: int, fields: int) -> int:
     return 64 + 21 * values + 12 * fields
 
 
-# ---- checksums
-
-
-# Two sums, of the numbers and of those sums, so that it depends on each number and its place. They start below 2**31, and
-# a number adds less than that: PIECE of them fit 63 bits before the sums are brought back below.
-PIECE = 1 << 15
-
-
-@helper(i64(i64))
-def mixed(value: int) -> int:
-    """Return 31 bits of a number, one to one and not linear, so that blocks in each other's place never cancel out."""
-    x = (value + (value >> 31)) & LOW31
-    return x * (2 * x + 1) & LOW31
-
-
-@helper(i64(i64, i64))
-def total_of(low: int, high: int) -> int:
-    """Return two sums as one checksum of 62 bits."""
-    return remainder(high) << 31 | remainder(low)
-
-
-@helper(i64(i64))
-def short(total: int) -> int:
-    """Return 16 bits of a checksum."""
-    return (total ^ (total >> 15) ^ (total >> 31) ^ (total >> 46)) & 0xFFFF
+# ---- checksums of what calls returned
 
 
 @compiled(i64(i64[::1]))
@@ -74,52 +49,10 @@ def short_of(meta: Ints) -> int:
     return short(meta[SUM])
 
 
-@helper(i64(i64, sealed(i64[:])))
-def of_values(total: int, values: Ints) -> int:
-    """Take numbers into a checksum."""
-    low, high = total & LOW31, total >> 31
-    for j in range(values.size):
-        low += mixed(values[j])
-        high += low
-        if j % PIECE == PIECE - 1:
-            low, high = remainder(low), remainder(high)
-    return total_of(low, high)
-
-
-@helper(i64(i64, sealed(i32[:])))
-def of_ids(total: int, values: Ints) -> int:
-    """Take numbers of 32 bits into a checksum."""
-    low, high = total & LOW31, total >> 31
-    for j in range(values.size):
-        low += mixed(i64(values[j]))
-        high += low
-        if j % PIECE == PIECE - 1:
-            low, high = remainder(low), remainder(high)
-    return total_of(low, high)
-
-
-@helper(i64(i64, i64, i64))
-def behind(total: int, more: int, n: int) -> int:
-    """Return the checksum of two sequences, one behind the other, from each one's; the second is of n numbers."""
-    low = total & LOW31
-    return total_of(low + (more & LOW31), (total >> 31) + n * low + (more >> 31))
-
-
 @compiled(nothing(i64[::1], sealed(i64[:])))
 def fold_values(meta: Ints, values: Ints) -> None:
     """Take what a call returned into the checksum."""
     meta[SUM] = of_values(meta[SUM], values)
-
-
-@helper(i64(i64, *DELTA))
-def of_delta(total: int, spans: Ints, values: Ints, copies: Ints) -> int:
-    """Take a delta into a checksum."""
-    for i in range(spans.shape[0]):
-        total = of_ids(total, spans[i])
-    total = of_ids(total, values)
-    for i in range(copies.shape[0]):
-        total = of_ids(total, copies[i])
-    return total
 
 
 @compiled(nothing(i64[::1], *DELTA))

@@ -4,32 +4,19 @@ A call leaves its arrays in a journal, and goes on. What is to be said of them, 
 for all calls that wait, in compiled loops.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
-from blocktable._arrays import I64, as_int64
-from blocktable.delta import Delta
+from blocktable._arrays import as_int64
+from blocktable._journal import BEGIN, DUE, FIRST, LAST, LAST_AT, LAST_UNKNOWN, MOST, NO_JOURNAL, WAITING
 from blocktable.recording import coding
 from blocktable.recording.format import NONE
 from blocktable.recording.identity import NOWHERE, PLACE, Identity, Ints
-from blocktable.recording.journal import (
-    BEGIN,
-    FIRST,
-    GO_ON,
-    LAST,
-    LAST_AT,
-    MOST,
-    ROOM,
-    WAITING,
-    WRITE,
-    clear,
-    take,
-    take_commit,
-    take_extend,
-)
+from blocktable.recording.journal import clear, take
 from blocktable.recording.steps import (
     CALL,
     FIELDS,
@@ -44,6 +31,7 @@ from blocktable.recording.steps import (
 )
 
 CALLS, SHARE = 256, 16  # calls that may wait, and calls written for each that may
+ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 WAIT = 0.01  # seconds after which a commit writes all
 NO_SLOTS = np.zeros((1, 0), np.int64)
 NEVER = -2  # the size of fields of a kind of which there was no call yet: no field has it
@@ -52,39 +40,21 @@ NEVER = -2  # the size of fields of a kind of which there was no call yet: no fi
 class Pending:
     """Usual calls of one cache that wait to be written."""
 
-    def __init__(self, recorder: Any, number: int, identity: Identity | None) -> None:
-        self._recorder, self._lock, self._number = recorder, recorder.lock, number
+    def __init__(self, recorder: Any, number: int, identity: Identity | None, tables: Any) -> None:
+        self._recorder, self._number, self._tables = recorder, number, tables
         self._identity = identity or Identity(1, 0)
         self._whole = int(self._identity.unit > 0)  # are tokens of prompts to be known
-        self._journal = np.zeros(ROOM, np.int64)
         self._written = 0
-        self._go_on()
-        self._when = 0.0  # some were written last
+        self.until = 0.0  # when a commit writes all
+        self.journal = np.zeros(ROOM, np.int64)
+        self._use(self.journal)
         self._place = np.zeros(PLACES, np.int64)
         self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
         self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
         self._last = np.zeros(len(SEATS), np.int64)
         self._sizes[:] = NEVER
 
-    # What a call leaves here, in whatever form it was done.
-
-    def committed(self, delta: Delta) -> None:
-        """Take a commit."""
-        with self._lock:
-            told = take_commit(self._journal, delta.spans, delta.values, delta.copies)
-        if told != GO_ON or perf_counter() - self._when > WAIT:
-            self._turn(told, take_commit, delta.spans, delta.values, delta.copies)
-
-    def extended(self, rows: Any, starts: Any, tokens: Any, slots: Ints) -> None:
-        """Take an extend of which there is nothing more to say than its rows, sizes and tokens."""
-        if not (
-            type(rows) is type(starts) is type(tokens) is ndarray and rows.dtype is starts.dtype is tokens.dtype is I64
-        ):
-            rows, starts, tokens = as_int64(rows, "rows"), as_int64(starts, "indptr"), as_int64(tokens, "tokens")
-        with self._lock:
-            told = take_extend(self._journal, rows, starts, tokens, slots)
-        if told != GO_ON:
-            self._turn(told, take_extend, rows, starts, tokens, slots)
+    # What a call leaves here, in whatever form it was done; usual extends and commits note themselves.
 
     def took(
         self,
@@ -97,56 +67,90 @@ class Pending:
         limit: int = -1,
         headroom: int = 0,
     ) -> None:
-        """Take another call without salts, marks and fences; limit -1: none."""
+        """Take a call without salts, marks and fences; limit -1: none."""
         arrays = as_int64(rows, "rows"), as_int64(starts, "indptr"), as_int64(tokens, "tokens"), cached, slots
         call = kind, self._whole, *arrays, limit, headroom
-        with self._lock:
-            told = take(self._journal, *call)
-        if told != GO_ON:
-            self._turn(told, take, *call)
+        with self._tables._busy:
+            numbers = take(self.journal, *call)
+        if numbers:
+            with self.room(numbers), self._tables._busy:
+                take(self.journal, *call)
+        elif self.journal[DUE]:
+            self._recorder.flush()
 
-    def _turn(self, told: int, loop: Any, *call: Any) -> None:
-        """Write what waits; then take a call for which there was no room, which one longer than the journal never has."""
-        self._recorder.flush()
-        if told <= GO_ON:
-            return
-        with self._recorder.writing():
-            usual, told = self._journal, loop(self._journal, *call)
-            while told > GO_ON:
-                self._journal = np.zeros(told, np.int64)
-                clear(self._journal)
-                told = loop(self._journal, *call)
-            if told == WRITE:
+    @contextmanager
+    def room(self, numbers: int) -> Iterator[None]:
+        """Have room for a call: what waits is written before it, and a call that is longer than what may wait at once."""
+        usual, size = self.journal, BEGIN + numbers
+        with self._alone():
+            self.write()
+            self.journal[LAST] = self.journal[LAST_UNKNOWN] = 0
+            self._use(usual if size <= usual.size else np.zeros(size, np.int64))
+        try:
+            yield
+        finally:
+            if self.journal is not usual:
+                with self._alone():
+                    self.write()
+                    self._use(usual)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have a call not note itself, since it is written otherwise."""
+        self._tables._journal = NO_JOURNAL
+        try:
+            yield
+        finally:
+            with self._recorder.writing():
+                if not self._recorder.closed:
+                    self._tables._journal = self.journal
+
+    def let_go(self) -> None:
+        """Have no call note itself any more."""
+        self._tables._journal = NO_JOURNAL
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self.journal[WAITING]:
+            with self._alone():
                 self.write()
-            if self._journal is not usual:
-                self._journal = usual
-                self._identity.counts[PLACE] = NOWHERE
-                self._go_on()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the journal, and the file."""
+        with self._tables._read_journal("flush"), self._recorder.writing():
+            yield
+
+    def _use(self, journal: Ints) -> None:
+        """Go on with a journal in which nothing waits."""
+        self.journal = journal
+        if not self._recorder.closed:
+            self._tables._journal = journal
+        self._go_on()
 
     # What is done with it, by one at a time.
 
     def write(self) -> None:
         """Write what waits."""
-        if self._journal[WAITING]:
-            if not self._recorder.closed:
-                self._write()
-                self._written += int(self._journal[WAITING])
+        if self.journal[WAITING] and not self._recorder.closed:
+            self._write()
+            self._written += int(self.journal[WAITING])
             self._go_on()
-            self._when = perf_counter()
+            self.until = perf_counter() + WAIT
 
     def _go_on(self) -> None:
         """Go on with an empty journal."""
-        numbered, last = int(self._identity.counts[PLACE]), int(self._journal[LAST_AT])
-        clear(self._journal)
-        self._identity.counts[PLACE] = BEGIN if numbered == last and self._journal[LAST] else NOWHERE
-        self._journal[MOST] = min(CALLS, self._written // SHARE + 1)
+        numbered, last = int(self._identity.counts[PLACE]), int(self.journal[LAST_AT])
+        clear(self.journal)
+        self._identity.counts[PLACE] = BEGIN if numbered == last and self.journal[LAST] else NOWHERE
+        self.journal[MOST] = min(CALLS, self._written // SHARE + 1)
 
     def _write(self) -> None:
         writer, known, place = self._recorder.writer, self._identity, self._place
         place[:] = 0
-        place[CALL] = self._journal[FIRST]
+        place[CALL] = self.journal[FIRST]
         while not write_calls(
-            *(writer.window, writer.meta, self._number, self._journal, self._values, self._sizes, self._last, place),
+            *(writer.window, writer.meta, self._number, self.journal, self._values, self._sizes, self._last, place),
             *(known.rows, known.kept, known.tokens, known.lines, known.table, known.counts),
         ):
             needed = int(place[NEEDED])

@@ -7,12 +7,13 @@ with recording.record("run.btr"):
 import os
 from atexit import register, unregister
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache as cached_by
 from functools import partial as partial_of
 from inspect import signature
 from pathlib import Path
 from threading import Lock
+from time import perf_counter
 from typing import Any, Self
 
 import msgspec
@@ -20,13 +21,13 @@ import numpy as np
 
 from blocktable import _sanitized
 from blocktable._ints import lcm
+from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull
 from blocktable.delta import Delta
-from blocktable.errors import ArgumentError, BlockTableError, OutOfBlocks
+from blocktable.errors import ArgumentError, BlockTableError, ConcurrentUse, OutOfBlocks
 from blocktable.groups import Group
 from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
-from blocktable.recording.journal import ADMIT, FREE, LOOKUP
 from blocktable.recording.pending import NO_SLOTS, Pending
 from blocktable.recording.steps import SEATS
 from blocktable.sanitize.reading import Unreadable, integers
@@ -125,7 +126,7 @@ class Recorder:
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
             if self._usual and hasattr(one, "final"):
-                one._pending = Pending(self, number, identity)  # noqa: SLF001
+                one._pending = Pending(self, number, identity, one.tables)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
         return number
@@ -167,9 +168,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
-        with self.writing():
-            for pending in self._pending.values():
-                pending.write()
+        for pending in list(self._pending.values()):
+            pending.flush()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -189,6 +189,7 @@ class Recorder:
         if self in _sanitized.RECORDERS:
             _sanitized.RECORDERS.remove(self)
         unregister(self.flush)
+        self._let_go()
         self.writer.close()
 
     def leave(self) -> None:
@@ -198,8 +199,9 @@ class Recorder:
         self._let_go()
 
     def _let_go(self) -> None:
-        for one in self._objects:
-            one._pending = None  # noqa: SLF001 - of a recorded class
+        for number, pending in self._pending.items():
+            pending.let_go()
+            self._objects[number]._pending = None  # noqa: SLF001 - of a recorded class
 
     def _turn(self) -> None:
         """Begin the other half of a ring, where this one is full."""
@@ -231,7 +233,6 @@ class Recorder:
             if not self.closed:
                 self.writer.say(["end", digest_of(self.writer.meta)])
                 self._end()
-                self._let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -352,12 +353,19 @@ class Recorded:
 
     def commit(self) -> Delta:
         """Do it, and record it."""
-        delta: Delta = self._plain_commit()
-        pending = self._pending
-        if pending is not None:
-            pending.committed(delta)
-        elif self._recorder is not None:
-            self._recorder.committed(self._number, delta)
+        pending = self._pending  # another thread may close the recorder meanwhile
+        if pending is None:
+            delta: Delta = self._plain_commit()
+            if self._recorder is not None:
+                self._recorder.committed(self._number, delta)
+            return delta
+        try:
+            delta = self._plain_commit()
+        except JournalFull as full:
+            with pending.room(full.numbers):
+                delta = self._plain_commit()
+        if pending.journal[DUE] or perf_counter() > pending.until:
+            self._recorder.flush()
         return delta
 
 
@@ -379,7 +387,7 @@ def _tables_verb(verb: str) -> Callable[..., None]:
         try:
             real(*args, **named)
         except BlockTableError as error:
-            if self._recorder is not None:
+            if self._recorder is not None and not isinstance(error, ConcurrentUse):
                 self._recorder.write(verb, self._number, fields_of(given), refused=error)
             raise
         if self._recorder is not None:
@@ -434,8 +442,8 @@ class RecordedCache(Recorded):
         return result
 
     def _tell(self, verb: str, told: Callable[[Any], list[Any]], result: Any, refused: BlockTableError | None) -> None:
-        if self._recorder is None or self._recorder.closed:
-            return
+        if self._recorder is None or self._recorder.closed or isinstance(refused, ConcurrentUse):
+            return  # what was refused beside another call is not refused when it is run again by itself
         if self._pending is not None:
             self._recorder.flush()  # what was done before is written before
         if self._identity is not None:
@@ -531,15 +539,20 @@ class RecordedCache(Recorded):
     def extend(self, rows: Any, indptr: Any, tokens: Any = None, **named: Any) -> Any:
         """Do it, and record it."""
         pending = self._pending
-        if named or pending is None:
+        if pending is None or named:
             told = partial_of(self._told_extend, rows, indptr, tokens, **named)
-            return self._call("extend", (rows, indptr, tokens), named, told)
+            with pending.aside() if pending else nullcontext():
+                return self._call("extend", (rows, indptr, tokens), named, told)
         try:
             slots = self._plain_extend(rows, indptr, tokens)
+        except JournalFull as full:
+            with pending.room(full.numbers):
+                return self._plain_extend(rows, indptr, tokens)
         except BlockTableError as error:
             self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
             raise
-        pending.extended(rows, indptr, NONE if tokens is None else tokens, slots)
+        if pending.journal[DUE]:
+            self._recorder.flush()
         return slots
 
     def _told_extend(

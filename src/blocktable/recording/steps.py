@@ -2,8 +2,30 @@
 
 from typing import Any
 
+from blocktable._checksums import behind
 from blocktable._jit import compiled, helper, i64, nothing, sealed
-from blocktable.recording.coding import AT, NOT_GIVEN, SUM, WINDOW, behind, open_call, put_call, room, seal
+from blocktable._journal import (
+    ADMIT,
+    CHECK,
+    COMMIT,
+    END,
+    EXTEND,
+    FREE,
+    HEADROOM,
+    KIND,
+    LIMIT,
+    LOOKUP,
+    N_CACHED,
+    N_ROWS,
+    N_STARTS,
+    N_TOKENS,
+    NEXT,
+    REFUSED,
+    RETURNED,
+    TOKENS,
+    UNKNOWN,
+)
+from blocktable.recording.coding import AT, NOT_GIVEN, SUM, WINDOW, open_call, put_call, room, seal
 from blocktable.recording.identity import (
     DONE,
     FINAL,
@@ -21,29 +43,7 @@ from blocktable.recording.identity import (
     number_finished,
     number_units,
 )
-from blocktable.recording.journal import (
-    ADMIT,
-    CHECK,
-    COMMIT,
-    END,
-    EXTEND,
-    FREE,
-    HEADROOM,
-    KIND,
-    LIMIT,
-    LONGS,
-    LOOKUP,
-    N_CACHED,
-    N_ROWS,
-    N_STARTS,
-    N_TOKENS,
-    NEXT,
-    REFUSED,
-    RETURNED,
-    TOKENS,
-    UNKNOWN,
-    parts,
-)
+from blocktable.recording.journal import LONGS, parts
 from blocktable.sanitize.usual import next_number
 
 # Kinds with fields have a seat each, where the last such call lies beside the next one.

@@ -4,6 +4,7 @@ These loops judge nothing: they say that everything is as it should be, and note
 that counts; then the NumPy code beside them works out what is the matter, which may also be nothing.
 """
 
+from blocktable._checksums import remainder
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
 from blocktable.sanitize.laws import Ints
 
@@ -154,14 +155,6 @@ def follow_delta(
         pool[MISCOUNTED] += i64(live != counts[group, row]) - i64(sent_counts[group, row] != counts[group, row])
         sent_counts[group, row] = live
     return -1
-
-
-@helper(i64(i64))
-def remainder(n: int) -> int:
-    """Return 31 bits that stand for a positive number modulo PRIME: equal for equal numbers, without a division."""
-    n = (n & PRIME) + (n >> 31)
-    n = (n & PRIME) + (n >> 31)
-    return n & PRIME
 
 
 @helper(i64(i64, i64))
