@@ -24,7 +24,7 @@ KIND, N_ROWS, N_STARTS, N_TOKENS, N_CACHED, TOKENS, UNKNOWN, LIMIT, HEADROOM, RE
 LINE = 12
 LOW32 = 2**32 - 1
 NO_JOURNAL = np.zeros(0, np.int64)
-"""Of tables that are not recorded: nothing is noted."""
+"""Of a cache that is not recorded: nothing is noted."""
 
 
 class JournalFull(Exception):  # noqa: N818 - no error: the call is made again
@@ -33,6 +33,11 @@ class JournalFull(Exception):  # noqa: N818 - no error: the call is made again
     def __init__(self, numbers: int) -> None:
         super().__init__(f"the call is {numbers} numbers of a journal")
         self.numbers = numbers
+
+
+def is_usual(final: Any, salts: Any, partial: Any, headroom: Any) -> bool:
+    """Say whether an extend is one that a journal has a place for."""
+    return final is None and salts is None and not partial and not headroom
 
 
 @helper(i64(i64[::1], i64, sealed(i64[:])))

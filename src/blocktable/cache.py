@@ -29,7 +29,7 @@ from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
 from blocktable._copying import Uncopied
-from blocktable._journal import JournalFull
+from blocktable._journal import NO_JOURNAL, JournalFull, is_usual
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
@@ -151,6 +151,7 @@ class KVCache(Uncopied, Sanitizable):
         self._last_fence: int | None = None
         self._retired: int | None = None
         self._cells = self._delta_bytes = 0
+        self._journal = NO_JOURNAL
         self._new_root()
 
     def _describe_groups(self) -> int:
@@ -339,7 +340,9 @@ class KVCache(Uncopied, Sanitizable):
             total = int(starts[-1]) if starts.size else 0
             total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
-            journal = self.tables._journal
+            journal = self._journal
+            if journal is not NO_JOURNAL and not is_usual(final, salts, partial, headroom):
+                journal = NO_JOURNAL
             code = e.extend(
                 *self._core, wanted, starts, words, stride, finals, roots, headroom, partial, slots, journal
             )
@@ -508,12 +511,13 @@ class KVCache(Uncopied, Sanitizable):
             self.tables._await("commit")
         try:
             tables = self.tables
-            spans, values = tables._difference()
+            journal = self._journal
+            spans, values = tables._difference(journal)
             copies = NO_COPIES
             pending = self._meta[c.COPIES]
             if pending:
                 copies = self._core[10][: 3 * pending].reshape(-1, 3).copy()
-                pool.copied(self._meta, self._core[5], self._core[10], tables._journal)
+                pool.copied(self._meta, self._core[5], self._core[10], journal)
             tables._seq += 1
             self._cells += values.size
             self._delta_bytes += 40 + 24 * len(spans) + 4 * values.size + 12 * len(copies)

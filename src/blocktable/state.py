@@ -19,13 +19,12 @@ from blocktable._arrays import as_count, as_int64
 from blocktable._audit import Finding, first_broken
 from blocktable._copying import Uncopied
 from blocktable._faults import fault, no_row
-from blocktable._journal import NO_JOURNAL
 from blocktable._sanitized import Sanitizable
 from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
 
 MOST = 2**31 - 1  # rows, and tokens of one step
-PATIENCE = 10.0  # seconds that a journal is read at most, or a call takes while one waits to read it
+PATIENCE = 60.0  # seconds for which a call and whoever reads what calls leave wait for each other
 
 
 class Shape(NamedTuple):
@@ -105,8 +104,7 @@ class TableState(Uncopied, Sanitizable):
 
     def __init__(self, shapes: Sequence[Shape], max_rows: int, num_blocks: int | None) -> None:
         self._busy = Lock()
-        self._reading = Lock()  # whoever reads the journal has this one first, and waits for the call in progress
-        self._journal = NO_JOURNAL
+        self._reading = Lock()  # whoever reads what calls leave has this one first, and waits for the call in progress
         self._allocate(tuple(shapes), max_rows, num_blocks)
 
     def _allocate(self, shapes: tuple[Shape, ...], max_rows: int, num_blocks: int | None) -> None:
@@ -244,23 +242,23 @@ class TableState(Uncopied, Sanitizable):
         return _Sole(self, verb)
 
     def _await(self, verb: str) -> None:
-        """Hold the object after whoever reads its journal; refuse where another call holds it."""
-        if self._reading.acquire(timeout=PATIENCE):
-            try:
-                if self._busy.acquire(blocking=False):
-                    return
-            finally:
-                self._reading.release()
-        raise _busy(verb)
+        """Hold the object after whoever reads what calls left; refuse where another call holds it."""
+        if not self._reading.acquire(timeout=PATIENCE):
+            raise _busy(verb, f"what calls left is being read for {PATIENCE:g} s")
+        try:
+            if not self._busy.acquire(blocking=False):
+                raise _busy(verb, "another call on this object is in progress")
+        finally:
+            self._reading.release()
 
     @contextmanager
-    def _read_journal(self, verb: str) -> Iterator[None]:
-        """Hold the object after the call in progress; calls that come meanwhile wait."""
+    def _read(self, verb: str) -> Iterator[None]:
+        """Hold the object after the call in progress, to read what calls left; those that come meanwhile wait."""
         if not self._reading.acquire(timeout=PATIENCE):
-            raise _busy(verb)
+            raise _busy(verb, f"what calls left is being read for {PATIENCE:g} s")
         try:
             if not self._busy.acquire(timeout=PATIENCE):
-                raise _busy(verb)
+                raise _busy(verb, f"another call on this object is in progress for {PATIENCE:g} s")
             try:
                 yield
             finally:
@@ -304,10 +302,10 @@ class _Sole:
         self._state._busy.release()
 
 
-def _busy(verb: str) -> ConcurrentUse:
-    """Return the error of a call that found another in progress."""
+def _busy(verb: str, why: str) -> ConcurrentUse:
+    """Return the error of a call that does not get the object."""
     return ConcurrentUse(
-        f"{verb}: another call on this object is in progress",
+        f"{verb}: {why}",
         values={"verb": verb},
         remedy="let one thread own the object; a Delta may go to other threads",
     )

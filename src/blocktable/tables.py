@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blocktable import _kernels as k
 from blocktable._arrays import as_count, as_int32, as_int64
 from blocktable._faults import fault
-from blocktable._journal import LINE, JournalFull
+from blocktable._journal import LINE, NO_JOURNAL, JournalFull
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
 from blocktable.groups import KINDS, Group, as_groups
@@ -215,14 +215,14 @@ class BlockTables(TableState):
         finally:
             self._busy.release()
 
-    def _difference(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _difference(self, journal: NDArray[np.int64] = NO_JOURNAL) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
         arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
         spans, values = self._spans, self._values
-        sizes = k.difference(*arrays, spans, values, self._journal)
+        sizes = k.difference(*arrays, spans, values, journal)
         if sizes < k.JOURNAL_FULL:
             spans, values = np.empty((~sizes, 6), np.int32), np.empty(~sizes, np.int32)
-            sizes = k.difference(*arrays, spans, values, self._journal)
+            sizes = k.difference(*arrays, spans, values, journal)
         if sizes == k.JOURNAL_FULL:
             raise JournalFull(LINE)
         return spans[: sizes >> 32].copy(), values[: sizes & LOW32].copy()

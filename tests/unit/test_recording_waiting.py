@@ -372,9 +372,9 @@ def test_what_a_closed_recording_leaves_is_a_cache_that_notes_nothing(tmp_path):
     with recording.record(tmp_path / "one"):
         cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=40, max_rows=2)
         cache.extend([0], [0, 1], [5])
-        assert cache.tables._journal.size
-    assert not cache.tables._journal.size
+        assert cache._journal.size
+    assert not cache._journal.size
     cache.extend([0], [0, 1], [5], headroom=1)
     cache.extend([0], [0, 1], [5])
     cache.commit()
-    assert not cache.tables._journal.size
+    assert not cache._journal.size

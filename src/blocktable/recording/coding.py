@@ -26,7 +26,7 @@ ABSENT, SAME, RUNS, WIDE = range(4)
 NARROW = 2**60  # values from here on, and their opposites, are written as they are
 HEAD, TAIL = 4, 2  # bytes before and after a body
 NOT_GIVEN = -1  # the size of a field that was not given
-LOW31, LOW32, LOW60 = 2**31 - 1, 2**32 - 1, 2**60 - 1
+LOW32, LOW60 = 2**32 - 1, 2**60 - 1
 CRC = np.array([zlib.crc32(bytes([n]), LOW32) ^ LOW32 for n in range(256)], np.int64)
 MOST = 1 << 24  # values of one call: more are damage
 

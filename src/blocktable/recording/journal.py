@@ -90,7 +90,7 @@ def take(
     own = i64(0) if again else given
     numbers = LINE + rows.size + starts.size + own + cached.size
     if not has_room(journal, numbers):
-        return numbers
+        return numbers + given - own  # the last prompt's tokens may not be there any more
     check = of_slots(of_values(0, cached), slots)
     put_line(journal, begin, kind, rows.size, starts.size, given, cached.size, cached.size + slots.size, check)
     journal[begin + UNKNOWN], journal[begin + LIMIT], journal[begin + HEADROOM] = unknown, limit, headroom

@@ -4,15 +4,15 @@ A call leaves its arrays in a journal, and goes on. What is to be said of them, 
 for all calls that wait, in compiled loops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from blocktable._arrays import as_int64
-from blocktable._journal import BEGIN, DUE, FIRST, LAST, LAST_AT, LAST_UNKNOWN, MOST, NO_JOURNAL, WAITING
+from blocktable._journal import BEGIN, DUE, FIRST, LAST, LAST_AT, LAST_UNKNOWN, MOST, NO_JOURNAL, WAITING, JournalFull
 from blocktable.recording import coding
 from blocktable.recording.format import NONE
 from blocktable.recording.identity import NOWHERE, PLACE, Identity, Ints
@@ -30,6 +30,7 @@ from blocktable.recording.steps import (
     write_calls,
 )
 
+T = TypeVar("T")
 CALLS, SHARE = 256, 16  # calls that may wait, and calls written for each that may
 ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 WAIT = 0.01  # seconds after which a commit writes all
@@ -40,14 +41,15 @@ NEVER = -2  # the size of fields of a kind of which there was no call yet: no fi
 class Pending:
     """Usual calls of one cache that wait to be written."""
 
-    def __init__(self, recorder: Any, number: int, identity: Identity | None, tables: Any) -> None:
-        self._recorder, self._number, self._tables = recorder, number, tables
+    def __init__(self, recorder: Any, number: int, identity: Identity | None, cache: Any) -> None:
+        self._recorder, self._number, self._cache = recorder, number, cache
+        self.reading = cache.tables._reading
         self._identity = identity or Identity(1, 0)
         self._whole = int(self._identity.unit > 0)  # are tokens of prompts to be known
         self._written = 0
         self.until = 0.0  # when a commit writes all
-        self.journal = np.zeros(ROOM, np.int64)
-        self._use(self.journal)
+        self._usual = np.zeros(ROOM, np.int64)
+        self._use(self._usual)
         self._place = np.zeros(PLACES, np.int64)
         self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
         self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
@@ -70,44 +72,48 @@ class Pending:
         """Take a call without salts, marks and fences; limit -1: none."""
         arrays = as_int64(rows, "rows"), as_int64(starts, "indptr"), as_int64(tokens, "tokens"), cached, slots
         call = kind, self._whole, *arrays, limit, headroom
-        with self._tables._busy:
-            numbers = take(self.journal, *call)
-        if numbers:
-            with self.room(numbers), self._tables._busy:
-                take(self.journal, *call)
-        elif self.journal[DUE]:
-            self._recorder.flush()
+        numbers = self._take(call)
+        while numbers:
+            with self._room(numbers):
+                numbers = self._take(call)
+        if self.journal[DUE]:
+            self.flush()
+
+    def _take(self, call: Any) -> int:
+        with self._cache._busy:
+            numbers: int = take(self.journal, *call)
+        return numbers
+
+    def again(self, numbers: int, call: Callable[[], T]) -> T:
+        """Make a call again for which there was no room."""
+        while True:
+            with self._room(numbers):
+                try:
+                    return call()
+                except JournalFull as full:
+                    numbers = full.numbers
 
     @contextmanager
-    def room(self, numbers: int) -> Iterator[None]:
+    def _room(self, numbers: int) -> Iterator[None]:
         """Have room for a call: what waits is written before it, and a call that is longer than what may wait at once."""
-        usual, size = self.journal, BEGIN + numbers
         with self._alone():
             self.write()
             self.journal[LAST] = self.journal[LAST_UNKNOWN] = 0
-            self._use(usual if size <= usual.size else np.zeros(size, np.int64))
+            longer = BEGIN + numbers > self._usual.size
+            self._use(np.zeros(BEGIN + numbers, np.int64) if longer else self._usual)
         try:
             yield
         finally:
-            if self.journal is not usual:
+            if longer:
                 with self._alone():
                     self.write()
-                    self._use(usual)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Have a call not note itself, since it is written otherwise."""
-        self._tables._journal = NO_JOURNAL
-        try:
-            yield
-        finally:
-            with self._recorder.writing():
-                if not self._recorder.closed:
-                    self._tables._journal = self.journal
+                    self._use(self._usual)
 
     def let_go(self) -> None:
         """Have no call note itself any more."""
-        self._tables._journal = NO_JOURNAL
+        if self._cache._pending is self:  # of another recorder's it is not
+            self._cache._journal = NO_JOURNAL
+            self._cache._pending = None
 
     def flush(self) -> None:
         """Write what waits."""
@@ -117,15 +123,15 @@ class Pending:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Have the journal, and the file."""
-        with self._tables._read_journal("flush"), self._recorder.writing():
+        """Have the journal, then the file: always in this order."""
+        with self._cache.tables._read("flush"), self._recorder.writing():
             yield
 
     def _use(self, journal: Ints) -> None:
         """Go on with a journal in which nothing waits."""
         self.journal = journal
         if not self._recorder.closed:
-            self._tables._journal = journal
+            self._cache._journal = journal
         self._go_on()
 
     # What is done with it, by one at a time.
@@ -158,7 +164,7 @@ class Pending:
             known.room(int(place[LONGEST]))
             known.room_for_prompt(int(place[PROMPT]))
             known.room_for_units(int(place[UNITS]))
-            self._room(needed)
+            self._room_for(needed)
 
     # The last call of each kind, for those that are written otherwise.
 
@@ -172,11 +178,11 @@ class Pending:
         """Have a call that was written otherwise for the last one."""
         seat = SEATS.index(kind)
         at = 2 * seat + int(self._last[seat])
-        self._room(values.size)
+        self._room_for(values.size)
         self._values[at, : values.size] = values
         self._sizes[at, : sizes.size] = sizes
 
-    def _room(self, values: int) -> None:
+    def _room_for(self, values: int) -> None:
         """Have room for so many values of a call's fields."""
         if values > self._values.shape[1]:
             more = np.zeros((len(self._values), values), np.int64)

@@ -7,7 +7,7 @@ with recording.record("run.btr"):
 import os
 from atexit import register, unregister
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache as cached_by
 from functools import partial as partial_of
 from inspect import signature
@@ -21,7 +21,7 @@ import numpy as np
 
 from blocktable import _sanitized
 from blocktable._ints import lcm
-from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull
+from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull, is_usual
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, ConcurrentUse, OutOfBlocks
 from blocktable.groups import Group
@@ -31,6 +31,7 @@ from blocktable.recording.identity import SEEN, USED, Identity, Ints
 from blocktable.recording.pending import NO_SLOTS, Pending
 from blocktable.recording.steps import SEATS
 from blocktable.sanitize.reading import Unreadable, integers
+from blocktable.state import PATIENCE
 
 VERSION = 2
 _NOTHING = object()  # what a refused call returns
@@ -126,7 +127,7 @@ class Recorder:
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
             if self._usual and hasattr(one, "final"):
-                one._pending = Pending(self, number, identity, one.tables)  # noqa: SLF001
+                one._pending = Pending(self, number, identity, one)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
         return number
@@ -168,8 +169,9 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
-        for pending in list(self._pending.values()):
-            pending.flush()
+        with ExitStack() as every:  # those behind one that cannot be written are written too
+            for pending in reversed(list(self._pending.values())):
+                every.callback(pending.flush)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -192,6 +194,13 @@ class Recorder:
         self._let_go()
         self.writer.close()
 
+    def hold(self, stack: ExitStack) -> None:
+        """Let nobody read what calls left until ``stack`` is closed."""
+        for pending in self._pending.values():
+            reading = pending.reading
+            if reading.acquire(timeout=PATIENCE):
+                stack.callback(reading.release)
+
     def leave(self) -> None:
         """Write nothing in a process forked from the one that records: the file is that one's."""
         self.lock, self.closed = Lock(), True
@@ -199,9 +208,8 @@ class Recorder:
         self._let_go()
 
     def _let_go(self) -> None:
-        for number, pending in self._pending.items():
+        for pending in self._pending.values():
             pending.let_go()
-            self._objects[number]._pending = None  # noqa: SLF001 - of a recorded class
 
     def _turn(self) -> None:
         """Begin the other half of a ring, where this one is full."""
@@ -241,14 +249,24 @@ class Recorder:
         self.close()
 
 
+_FORKING = ExitStack()
+"""What is held while a process forks, so that its child finds nobody reading what calls left."""
+
+
+def _before_fork() -> None:
+    for recorder in _sanitized.RECORDERS:
+        recorder.hold(_FORKING)
+
+
 def _leave_all() -> None:
+    _FORKING.close()
     for recorder in _sanitized.RECORDERS:
         recorder.leave()
     _sanitized.RECORDERS.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all)
+    os.register_at_fork(before=_before_fork, after_in_parent=_FORKING.close, after_in_child=_leave_all)
 
 
 def permuted(tokens: Ints, key: Any) -> Ints:
@@ -353,19 +371,9 @@ class Recorded:
 
     def commit(self) -> Delta:
         """Do it, and record it."""
-        pending = self._pending  # another thread may close the recorder meanwhile
-        if pending is None:
-            delta: Delta = self._plain_commit()
-            if self._recorder is not None:
-                self._recorder.committed(self._number, delta)
-            return delta
-        try:
-            delta = self._plain_commit()
-        except JournalFull as full:
-            with pending.room(full.numbers):
-                delta = self._plain_commit()
-        if pending.journal[DUE] or perf_counter() > pending.until:
-            self._recorder.flush()
+        delta: Delta = self._plain_commit()
+        if self._recorder is not None:
+            self._recorder.committed(self._number, delta)
         return delta
 
 
@@ -431,6 +439,19 @@ for _name in ("append", "assign", "truncate", "clear", "release", "move", "swap"
 class RecordedCache(Recorded):
     """Comes before ``KVCache`` in the class of recorded ones."""
 
+    def commit(self) -> Delta:
+        """Do it, and record it."""
+        pending = self._pending  # another thread may close the recorder meanwhile
+        if pending is None:
+            return super().commit()
+        try:
+            delta: Delta = self._plain_commit()
+        except JournalFull as full:
+            delta = pending.again(full.numbers, self._plain_commit)
+        if pending.journal[DUE] or perf_counter() > pending.until:
+            pending.flush()
+        return delta
+
     def _call(self, verb: str, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
         """Run a verb and record it: ``told`` returns its fields, given what it returned, _NOTHING if refused."""
         try:
@@ -445,7 +466,7 @@ class RecordedCache(Recorded):
         if self._recorder is None or self._recorder.closed or isinstance(refused, ConcurrentUse):
             return  # what was refused beside another call is not refused when it is run again by itself
         if self._pending is not None:
-            self._recorder.flush()  # what was done before is written before
+            self._pending.flush()  # what was done before is written before
         if self._identity is not None:
             self._identity.follow(self.lengths, self.final)  # type: ignore[attr-defined]
         try:
@@ -536,23 +557,32 @@ class RecordedCache(Recorded):
         pending.took(ADMIT, rows, indptr, tokens, cached, slots, most, int(headroom))
         return found
 
-    def extend(self, rows: Any, indptr: Any, tokens: Any = None, **named: Any) -> Any:
+    def extend(
+        self,
+        rows: Any,
+        indptr: Any,
+        tokens: Any = None,
+        *,
+        final: Any = None,
+        salts: Any = None,
+        partial: bool = False,
+        headroom: int = 0,
+    ) -> Any:
         """Do it, and record it."""
         pending = self._pending
-        if pending is None or named:
+        if pending is None or not is_usual(final, salts, partial, headroom):
+            named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
             told = partial_of(self._told_extend, rows, indptr, tokens, **named)
-            with pending.aside() if pending else nullcontext():
-                return self._call("extend", (rows, indptr, tokens), named, told)
+            return self._call("extend", (rows, indptr, tokens), named, told)
         try:
             slots = self._plain_extend(rows, indptr, tokens)
         except JournalFull as full:
-            with pending.room(full.numbers):
-                return self._plain_extend(rows, indptr, tokens)
+            slots = pending.again(full.numbers, lambda: self._plain_extend(rows, indptr, tokens))
         except BlockTableError as error:
             self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
             raise
         if pending.journal[DUE]:
-            self._recorder.flush()
+            pending.flush()
         return slots
 
     def _told_extend(
