@@ -377,7 +377,7 @@ def admit(
         row = rows[i]
         target = hit
         if mode == ADMIT:
-            target = min(count, hit + limits[i])
+            target = hit + min(limits[i], count - hit)
             meta[SERVED] = i
             if finals.size and finals[i] > max(hit, target):
                 meta[HASHED], meta[COMPARED] = hashed, compared

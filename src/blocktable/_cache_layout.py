@@ -95,6 +95,7 @@ LIGHT, BLOCKS, HEAVY = range(3)
 TIP = 7  # in the tables' state: the last live block, so that a decoding row need not look it up
 # row & LOW31, word & LOW62: the compiler sees that no index made from it is negative, and drops that case.
 LOW31, LOW62 = 2**31 - 1, 2**62 - 1
+NO_LIMIT = 2**40  # more tokens, and more blocks, than there can be
 
 BLOCK_FIELDS = 8
 # REF: owners of the block; without one, minus the CLOCK when it lost the last. FENCE: the last fence it was given back under.

@@ -30,8 +30,8 @@ from blocktable._journal import LINE, has_room, note_commit
 I32 = NDArray[Any]
 I64 = NDArray[Any]
 
-# info[g]: constants of a group, and how many of its rows are dirty
-WIDTH, BASE, BLOCK, KIND, RATIO, CP, INTERLEAVE, IDS, TOUCHED, KERNEL_WIDTH = range(10)
+# info[g]: constants of a group, how many of its rows are dirty, and how many calls wrote to it
+WIDTH, BASE, BLOCK, KIND, RATIO, CP, INTERLEAVE, IDS, TOUCHED, KERNEL_WIDTH, WRITTEN = range(11)
 INFO_FIELDS = 16
 # info[groups]: what a refused call tells, the mark that finds duplicates, and rows
 FAULT_GROUP, FAULT_INDEX, FAULT_ROW, FAULT_VALUE, FAULT_LIMIT, FAULT_COLUMN, MARK, ROWS = range(8)
@@ -171,6 +171,7 @@ def write(
                         gone += 1
                 column += 1
     if phase & WRITE:
+        info[group, WRITTEN] += 1
         end = i64(0)
         for i in range(n):
             begin = end
@@ -217,6 +218,7 @@ def shorten(
             if counts[i] < 0 or counts[i] > live:
                 return refuse(info, BAD_COUNT, group, i, rows[i], counts[i], live, 0)
     if phase & WRITE:
+        info[group, WRITTEN] += 1
         for i in range(rows.size):
             line = (base + rows[i]) * STATE_FIELDS
             gone, count = i64(state[line + GONE]), counts[i]

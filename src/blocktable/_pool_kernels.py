@@ -7,6 +7,7 @@ may still read. Both lists are in the order in which their blocks lost the last 
 takes the place in the idle list that it would have had without.
 """
 
+from blocktable import _prefix_kernels as index
 from blocktable._cache_layout import (
     BLOCK_FIELDS,
     CACHED,
@@ -37,7 +38,6 @@ from blocktable._cache_layout import (
 )
 from blocktable._jit import compiled, helper, i32, i64, nothing
 from blocktable._journal import note_copies
-from blocktable._prefix_kernels import unseat
 
 
 @helper(nothing(i32[::1], i64, i64))
@@ -114,7 +114,7 @@ def pop(meta: I64, blocks: I32, nodes: I64, buckets: I32, store: I32) -> int:
         unlink(blocks, block)
         meta[CACHED] -= 1
         meta[EVICTIONS] += 1
-        unseat(meta, blocks, nodes, buckets, store, block)
+        index.unseat(meta, blocks, nodes, buckets, store, block)
     blocks[block * BLOCK_FIELDS + REF] = 1
     meta[HELD] += 1
     meta[POPPED] += 1
@@ -233,9 +233,10 @@ def copied(meta: I64, blocks: I32, copies: I32, journal: I64) -> None:
     meta[COPIES] = 0
 
 
-@compiled(nothing(*LISTS))
-def free_idle(meta: I64, blocks: I32) -> None:
-    """Move the idle blocks, which back no node any more, to the stack of free ones."""
+@compiled(nothing(*LISTS, i64[::1], i32[::1], i64[::1]))
+def forget_all(meta: I64, blocks: I32, nodes: I64, buckets: I32, lines: I64) -> None:
+    """Forget every prefix, and move the idle blocks, which back none any more, to the stack of free ones."""
+    index.forget_all(meta, blocks, nodes, buckets, lines)
     block = i64(blocks[NEXT])
     while block:
         after = i64(blocks[block * BLOCK_FIELDS + NEXT])

@@ -316,7 +316,7 @@ def go_on_from(meta: I64, nodes: I64, buckets: I32, store: I32, node: int, befor
             bereave(meta, nodes, buckets, store, before)
 
 
-@compiled(nothing(*LISTS, i64[::1], i32[::1], i64[::1]))
+@helper(nothing(*LISTS, i64[::1], i32[::1], i64[::1]))
 def forget_all(meta: I64, blocks: I32, nodes: I64, buckets: I32, lines: I64) -> None:
     """Forget every node; rows in use index nothing any more, since their history would be missing."""
     width = NODE_FIELDS + meta[PARTS]

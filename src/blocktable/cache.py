@@ -42,7 +42,6 @@ __all__ = ["KVCache"]
 _I32 = np.dtype(np.int32)
 _NONE = np.zeros(0, np.int64)
 _NO_SLOTS = np.zeros((1, 0), np.int64)
-_NO_LIMIT = 2**40
 _MOST_BLOCKS = 2**29  # of 16 tokens a cache of them takes 90 GB here
 _MOST_EPOCHS = 2**30  # fences are numbered in int32, anew once so many are done
 _NO_SALT = 1  # the root of rows without a salt
@@ -119,7 +118,7 @@ class KVCache(Uncopied, Sanitizable):
         self.prefix_cache, self.cp_rank = bool(prefix_cache), int(cp_rank)
         self.tables = CacheTables(self.groups, max_rows=max_rows, num_blocks=self.num_blocks)
         self.max_rows = self.tables.max_rows
-        self._busy = self.tables._busy
+        self._busy, self._sole = self.tables._busy, self.tables._sole
         parts = self._describe_groups()
         # A node per block, and the drafts of a large step: more are made room for when a call finds them short.
         slots = self.num_blocks // parts + 2 * self.max_rows + 64 + 2**17 // plan.unit
@@ -140,7 +139,7 @@ class KVCache(Uncopied, Sanitizable):
         self._meta, self._lines = meta, lines
         self._core: c.Core = self._assembled(blocks, nodes, buckets, store, np.zeros(3 * 64, np.int32))
         self._path = np.zeros(plan.largest // plan.unit + len(self.groups) + 1, np.int64)
-        self._unlimited = np.full(self.max_rows, _NO_LIMIT, np.int64)
+        self._unlimited = np.full(self.max_rows, c.NO_LIMIT, np.int64)
         fields = lines.reshape(self.max_rows, c.LINE_FIELDS)
         self.lengths = _sealed(fields[:, c.LENGTH])
         self.final = _sealed(fields[:, c.FINAL])
@@ -207,17 +206,13 @@ class KVCache(Uncopied, Sanitizable):
         return self._find("match", rows, indptr, tokens, salts, a.MATCH)
 
     def _find(self, verb: str, rows: Any, indptr: Any, tokens: Any, salts: Any, mode: int) -> NDArray[np.int64]:
-        if not self._busy.acquire(blocking=False):
-            self.tables._await(verb)
-        try:
+        with self._sole(verb):
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             n = max(starts.size - 1, 0)
             roots = self._salted(verb, salts, n, create=mode != a.LOOKUP)
             cached = np.empty(n, np.int64)
             self._admit(verb, wanted, starts, tokens, mode, _NONE, _NONE, roots, 0, cached, _NO_SLOTS)
             return cached
-        finally:
-            self._busy.release()
 
     def admit(
         self,
@@ -239,15 +234,13 @@ class KVCache(Uncopied, Sanitizable):
         are to stay free), NeverFits for a prompt that no empty pool could hold, ArgumentError for a row in use. Cost:
         one pass over the tokens; for several rows under pressure, a copy of the state beside.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("admit")
-        try:
+        with self._sole("admit"):
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             n = max(starts.size - 1, 0)
             finals = _NONE if final is None else _per_row("admit", final, "final", n)
             limits = self._unlimited if limit is None else _per_row("admit", limit, "limit", n)
             if headroom:
-                _integer(headroom, "headroom", 0)
+                headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
             roots = _NONE if salts is None else self._salted("admit", salts, n, create=True)
             room = int(starts[-1]) if n else 0
             if limit is not None:
@@ -257,8 +250,6 @@ class KVCache(Uncopied, Sanitizable):
             self._admit("admit", wanted, starts, tokens, a.ADMIT, limits, finals, roots, headroom, cached, slots)
             written = self._meta[c.TOKENS]
             return cached, slots if written == room else slots[:, :written].copy()
-        finally:
-            self._busy.release()
 
     def _admit(
         self,
@@ -328,15 +319,13 @@ class KVCache(Uncopied, Sanitizable):
         NeverFits: a row longer than its width or the pool allow. Cost: a few nanoseconds per row that stays within its
         block, about 100 for one that does not.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("extend")
-        try:
+        with self._sole("extend"):
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
             if headroom:
-                _integer(headroom, "headroom", 0)
+                headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
             total = int(starts[-1]) if starts.size else 0
             total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
@@ -363,8 +352,6 @@ class KVCache(Uncopied, Sanitizable):
                 return slots
             served = int(self._meta[c.SERVED])
             return slots if served == wanted.size else slots[:, : starts[served]].copy(), served
-        finally:
-            self._busy.release()
 
     def confirm(self, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> None:
         """Raise the final marks of rows to lengths[i]; windows move on at once.
@@ -373,9 +360,7 @@ class KVCache(Uncopied, Sanitizable):
         was held there; -1 keeps it. Raises ArgumentError, changing nothing, for a length below the mark or past the row,
         and where a token below the new mark would stay unknown (L10). Cost: one pass over the tokens.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("confirm")
-        try:
+        with self._sole("confirm"):
             wanted = as_int64(rows, "rows")
             marks = _per_row("confirm", lengths, "lengths", wanted.size)
             if (indptr is None) != (tokens is None):
@@ -389,8 +374,6 @@ class KVCache(Uncopied, Sanitizable):
                 code = v.confirm(*self._core, wanted, marks, starts, *self._words(tokens))
             if code != k.OK:
                 raise self._refused(code, "confirm", wanted, 0)
-        finally:
-            self._busy.release()
 
     def truncate(self, rows: Any, lengths: Any, fence: int | None = None) -> None:
         """Cut rows to lengths[i] tokens: drafts that were rejected, or a history to go on from elsewhere.
@@ -399,13 +382,9 @@ class KVCache(Uncopied, Sanitizable):
         the index any more, unless another row holds it whole. Raises ArgumentError, naming the least possible length,
         below what a window gave back or, with a state group, below the final mark. Cost: the blocks that go.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("truncate")
-        try:
+        with self._sole("truncate"):
             wanted = as_int64(rows, "rows")
             self._shorten("truncate", wanted, _per_row("truncate", lengths, "lengths", wanted.size), fence, close=0)
-        finally:
-            self._busy.release()
 
     def free(self, rows: Any, fence: int | None = None) -> None:
         """Take rows out of use. Blocks with a cached prefix become idle, the leaves first to be evicted; others are free.
@@ -413,25 +392,27 @@ class KVCache(Uncopied, Sanitizable):
         With ``fence``, an integer that only rises, no block is reissued before ``retire`` of it: until then a step may
         still read them. Raises ArgumentError for a row that is not in use, changing nothing. Cost: the rows' blocks.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("free")
-        try:
+        with self._sole("free"):
             self._shorten("free", as_int64(rows, "rows"), _NONE, fence, close=1)
-        finally:
-            self._busy.release()
 
     def _shorten(self, verb: str, rows: Any, lengths: Any, fence: int | None, *, close: int) -> None:
-        epoch = 0 if fence is None else self._epoch(verb, fence)
+        before = self._last_fence, self._fences, self._epochs
+        epoch = 0
+        if fence is not None:
+            epoch = self._epoch(verb, fence)
+            if fence != self._last_fence:  # first, so that no block is under a fence that nobody knows
+                self._last_fence, self._fences, self._epochs = (
+                    int(fence),
+                    [*self._fences, int(fence)],
+                    [*self._epochs, epoch],
+                )
         code = v.shorten(*self._core, rows, lengths, epoch, close)
         if code == c.GROW:
             self._grow(int(self._meta[c.NEEDED]))
             code = v.shorten(*self._core, rows, lengths, epoch, close)
         if code != k.OK:
+            self._last_fence, self._fences, self._epochs = before
             raise self._refused(code, verb, rows, 0)
-        if fence is not None and fence != self._last_fence:
-            self._last_fence = int(fence)
-            self._fences.append(self._last_fence)
-            self._epochs.append(epoch)
 
     def _epoch(self, verb: str, fence: Any) -> int:
         """Return the small number that stands for a fence in the blocks."""
@@ -449,9 +430,7 @@ class KVCache(Uncopied, Sanitizable):
 
     def retire(self, n: int) -> None:
         """Let the blocks of every fence up to ``n`` be reissued: the steps that read them are done."""
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("retire")
-        try:
+        with self._sole("retire"):
             value = _integer(n, "n", None)
             done = bisect_right(self._fences, value)
             if done:
@@ -461,8 +440,6 @@ class KVCache(Uncopied, Sanitizable):
                     self._core[5][c.FENCE :: c.BLOCK_FIELDS] = 0
                     self._meta[c.RETIRED] = 0
             self._retired = value if self._retired is None else max(value, self._retired)
-        finally:
-            self._busy.release()
 
     def fork(self, row: int, into: int) -> None:
         """Let the unused row ``into`` hold what ``row`` holds: the same tokens, marks, salt and blocks; needs no block.
@@ -470,9 +447,7 @@ class KVCache(Uncopied, Sanitizable):
         Whichever row first writes into a block that both hold gets a new one instead, and the copy leaves once in
         ``Delta.copies``. Cost: the row's blocks.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("fork")
-        try:
+        with self._sole("fork"):
             pair = _integer(row, "row", None), _integer(into, "into", None)
             code = self._forked(*pair)
             if code == c.GROW:
@@ -480,8 +455,6 @@ class KVCache(Uncopied, Sanitizable):
                 code = self._forked(*pair)
             if code != k.OK:
                 raise self._refused(code, "fork", _NONE, 0)
-        finally:
-            self._busy.release()
 
     def _forked(self, row: int, into: int) -> int:
         info, state, entries, dirty, meta, blocks, nodes, _, store, lines, _ = self._core
@@ -489,7 +462,7 @@ class KVCache(Uncopied, Sanitizable):
 
     def acquire_rows(self, n: int) -> NDArray[np.int64]:
         """Return the ``n`` lowest row numbers not in use, int64; they stay unused until a verb opens them."""
-        with self.tables._sole("acquire_rows"):
+        with self._sole("acquire_rows"):
             unused = np.flatnonzero(self._lines[c.ROOT :: c.LINE_FIELDS] == 0)
             if _integer(n, "n", 0) > unused.size:
                 raise ArgumentError(
@@ -507,9 +480,7 @@ class KVCache(Uncopied, Sanitizable):
 
         Cost: as ``BlockTables.commit``; copied sources may be reissued from here on.
         """
-        if not self._busy.acquire(blocking=False):
-            self.tables._await("commit")
-        try:
+        with self._sole("commit"):
             tables = self.tables
             journal = self._journal
             spans, values = tables._difference(journal)
@@ -518,12 +489,14 @@ class KVCache(Uncopied, Sanitizable):
             if pending:
                 copies = self._core[10][: 3 * pending].reshape(-1, 3).copy()
                 pool.copied(self._meta, self._core[5], self._core[10], journal)
-            tables._seq += 1
             self._cells += values.size
             self._delta_bytes += 40 + 24 * len(spans) + 4 * values.size + 12 * len(copies)
             return Delta(tables._seq, spans, values, copies, tables._origin, tables.layout)
-        finally:
-            self._busy.release()
+
+    def _is_used(self) -> bool:
+        """Say whether anything has happened."""
+        fenced = self._last_fence is not None or self._retired is not None
+        return bool(fenced or self._meta[c.FRESH] > 1 or self._lines.any())
 
     def snapshot(self) -> bytes:
         """Return the tables of the last commit with its seq, for a replica to start from; cost: the live entries."""
@@ -535,10 +508,9 @@ class KVCache(Uncopied, Sanitizable):
         Idle blocks become free. Rows in use stay as they are; what they computed, and what they compute on top of it,
         answers no prompt. Cost: one pass over the pool.
         """
-        with self.tables._sole("reset_prefix"):
+        with self._sole("reset_prefix"):
             _, _, _, _, meta, blocks, nodes, buckets, _, lines, _ = self._core
-            index.forget_all(meta, blocks, nodes, buckets, lines)
-            pool.free_idle(meta, blocks)
+            pool.forget_all(meta, blocks, nodes, buckets, lines)
 
     def stats(self) -> dict[str, int]:
         """Return the pool's blocks (free, cached, held, fenced) and counters since the start; changes nothing.
@@ -547,7 +519,7 @@ class KVCache(Uncopied, Sanitizable):
         entries and bytes that commits carried; blocks_popped, blocks_pushed: handed out and come back; tokens_hashed,
         tokens_compared: by the index. For a step's own numbers subtract those of the step before.
         """
-        with self.tables._sole("stats"):
+        with self._sole("stats"):
             m = self._meta.tolist()
             return {
                 "free": m[c.FREE],
@@ -568,7 +540,7 @@ class KVCache(Uncopied, Sanitizable):
     def check(self) -> None:
         """Look at every row, block and node (L2 to L5, L8 to L11); raise LawBroken. Cost: passes over all state."""
         self.tables.check()
-        with self.tables._sole("check"):
+        with self._sole("check"):
             audit(self._core)
 
     def __repr__(self) -> str:
@@ -603,8 +575,9 @@ class KVCache(Uncopied, Sanitizable):
                 f"{verb}: a token lies below -1", law="L10", remedy="tokens are 0 or more, or -1 where not yet known"
             )
         _, _, _, _, _, blocks, nodes, buckets, store, _, copies = self._core
+        core = self._assembled(blocks, nodes, buckets, store.astype(np.int64).view(np.int32), copies)
         self._meta[c.WORDS] = 2
-        self._core = self._assembled(blocks, nodes, buckets, store.astype(np.int64).view(np.int32), copies)
+        self._core = core
 
     def _grow(self, more: int) -> None:
         """Make room for more node slots, and as much again as there was for copies."""
@@ -680,7 +653,7 @@ class KVCache(Uncopied, Sanitizable):
 
 def _per_row(verb: str, value: Any, name: str, n: int) -> NDArray[np.int64]:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and name == "limit":
-        return np.full(n, min(value, _NO_LIMIT), np.int64)
+        return np.full(n, min(value, c.NO_LIMIT), np.int64)
     found = as_int64(value, name)
     if found.size != n:
         raise ArgumentError(

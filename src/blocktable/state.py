@@ -6,9 +6,9 @@ entry    | null     | block ids       | null (L4)          |
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import Lock
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
 
 MOST = 2**31 - 1  # rows, and tokens of one step
-PATIENCE = 60.0  # seconds for which a call and whoever reads what calls leave wait for each other
+PATIENCE, POLL = 60.0, 2e-5  # seconds for which whoever reads what calls leave waits for a call, and between two looks
 
 
 class Shape(NamedTuple):
@@ -238,33 +238,25 @@ class TableState(Uncopied, Sanitizable):
             remedy="this is a defect here, or memory written from outside: report it with the calls that led here",
         )
 
-    def _sole(self, verb: str) -> "_Sole":
-        return _Sole(self, verb)
+    def _sole(self, verb: str) -> Lock:
+        """Return the lock to hold for a call, which refuses where another call holds it, and waits for a reader.
 
-    def _await(self, verb: str) -> None:
-        """Hold the object after whoever reads what calls left; refuse where another call holds it."""
-        if not self._reading.acquire(timeout=PATIENCE):
-            raise _busy(verb, f"what calls left is being read for {PATIENCE:g} s")
-        try:
-            if not self._busy.acquire(blocking=False):
-                raise _busy(verb, "another call on this object is in progress")
-        finally:
-            self._reading.release()
+        ``with`` takes a lock in one step. An exception of a signal handler between ``acquire`` and ``try`` would leave it held.
+        """
+        if self._busy.locked():
+            with self._reading:
+                if self._busy.locked():
+                    raise _busy(verb, "another call on this object is in progress")
+        return self._busy
 
-    @contextmanager
-    def _read(self, verb: str) -> Iterator[None]:
-        """Hold the object after the call in progress, to read what calls left; those that come meanwhile wait."""
-        if not self._reading.acquire(timeout=PATIENCE):
-            raise _busy(verb, f"what calls left is being read for {PATIENCE:g} s")
-        try:
-            if not self._busy.acquire(timeout=PATIENCE):
+    def _after_call(self, verb: str) -> Lock:
+        """Return the lock to hold for reading what calls left, once the call in progress is done; ``_reading`` is held."""
+        until = monotonic() + PATIENCE
+        while self._busy.locked():
+            if monotonic() > until:  # it may be the reader's own
                 raise _busy(verb, f"another call on this object is in progress for {PATIENCE:g} s")
-            try:
-                yield
-            finally:
-                self._busy.release()
-        finally:
-            self._reading.release()
+            sleep(POLL)
+        return self._busy
 
     def _known(self, verb: str, rows: NDArray[np.int64]) -> None:
         """Refuse rows that do not exist."""
@@ -275,31 +267,10 @@ class TableState(Uncopied, Sanitizable):
 
     def _run(self, verb: str, loop: Callable[..., int], *arguments: Any) -> None:
         """Run a compiled loop over the state, alone; raise what it refused."""
-        if not self._busy.acquire(False):
-            self._await(verb)
-        try:
+        with self._sole(verb):
             code = loop(self._info, self._state, self._entries, *arguments)
             if code != k.OK:
                 raise fault(code, verb, self._info)
-        finally:
-            self._busy.release()
-
-
-class _Sole:
-    """Hold an object for one call; refuse where another call holds it."""
-
-    __slots__ = ("_state", "_verb")
-
-    def __init__(self, state: TableState, verb: str) -> None:
-        self._state = state
-        self._verb = verb
-
-    def __enter__(self) -> None:
-        if not self._state._busy.acquire(False):
-            self._state._await(self._verb)
-
-    def __exit__(self, *_: object) -> None:
-        self._state._busy.release()
 
 
 def _busy(verb: str, why: str) -> ConcurrentUse:

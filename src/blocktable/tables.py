@@ -206,17 +206,16 @@ class BlockTables(TableState):
         Never committing is legal: pending changes are kept as one range per row. Cost: one pass over the ranges of the
         rows touched, whatever the width; a whole row's worth of nulls is one span without values.
         """
-        if not self._busy.acquire(False):
-            self._await("commit")
-        try:
+        with self._sole("commit"):
             spans, values = self._difference()
-            self._seq += 1
             return Delta(self._seq, spans, values, NO_COPIES, self._origin, self.layout)
-        finally:
-            self._busy.release()
 
     def _difference(self, journal: NDArray[np.int64] = NO_JOURNAL) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the spans and values of the next delta, by way of scratch arrays where they are few."""
+        """Return the spans and values of the next delta, by way of scratch arrays where they are few.
+
+        It is counted first: where an exception of a signal handler keeps it from whoever asked, the next one is not taken for it.
+        """
+        self._seq += 1
         arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
         spans, values = self._spans, self._values
         sizes = k.difference(*arrays, spans, values, journal)
@@ -224,8 +223,13 @@ class BlockTables(TableState):
             spans, values = np.empty((~sizes, 6), np.int32), np.empty(~sizes, np.int32)
             sizes = k.difference(*arrays, spans, values, journal)
         if sizes == k.JOURNAL_FULL:
+            self._seq -= 1
             raise JournalFull(LINE)
         return spans[: sizes >> 32].copy(), values[: sizes & LOW32].copy()
+
+    def _is_used(self) -> bool:
+        """Say whether anything has happened."""
+        return bool(self._seq or self._state.any())
 
     def snapshot(self) -> bytes:
         """Return the state of the last commit with its seq, for a replica to start from; cost: the live entries."""
@@ -259,7 +263,13 @@ class BlockTables(TableState):
     def _all_or_none(self, verb: str, loop: Callable[..., int], calls: Sequence[tuple[Any, ...]]) -> None:
         """Run a loop once per group: all look at their arguments before the first writes."""
         self._each(verb, loop, calls, k.CHECK)
-        self._each(verb, loop, calls, k.WRITE)
+        before = self._info[:, k.WRITTEN].tolist()
+        try:
+            self._each(verb, loop, calls, k.WRITE)
+        except BaseException:  # of a signal handler: what has begun is done before it goes on
+            rest = [call for call in calls if self._info[call[0], k.WRITTEN] == before[call[0]]]
+            self._each(verb, loop, rest, k.WRITE)
+            raise
 
     def _each(self, verb: str, loop: Callable[..., int], calls: Sequence[tuple[Any, ...]], phase: int) -> None:
         for call in calls:

@@ -4,8 +4,7 @@ A call leaves its arrays in a journal, and goes on. What is to be said of them, 
 for all calls that wait, in compiled loops.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -49,7 +48,8 @@ class Pending:
         self._written = 0
         self.until = 0.0  # when a commit writes all
         self._usual = np.zeros(ROOM, np.int64)
-        self._use(self._usual)
+        self.journal = cache._journal = self._usual
+        self._go_on()
         self._place = np.zeros(PLACES, np.int64)
         self._values = np.zeros((2 * len(SEATS), 1 << 12), np.int64)
         self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
@@ -72,42 +72,31 @@ class Pending:
         """Take a call without salts, marks and fences; limit -1: none."""
         arrays = as_int64(rows, "rows"), as_int64(starts, "indptr"), as_int64(tokens, "tokens"), cached, slots
         call = kind, self._whole, *arrays, limit, headroom
-        numbers = self._take(call)
-        while numbers:
-            with self._room(numbers):
-                numbers = self._take(call)
+        try:
+            self._take(call)
+        except JournalFull as full:
+            self.again(full.numbers, lambda: self._take(call))
         if self.journal[DUE]:
             self.flush()
 
-    def _take(self, call: Any) -> int:
+    def _take(self, call: Any) -> None:
         with self._cache._busy:
-            numbers: int = take(self.journal, *call)
-        return numbers
+            numbers = take(self.journal, *call)
+        if numbers:
+            raise JournalFull(numbers)
 
     def again(self, numbers: int, call: Callable[[], T]) -> T:
-        """Make a call again for which there was no room."""
+        """Make a call again that found no room: what waits is written before it, and one longer than what may wait at once."""
         while True:
-            with self._room(numbers):
-                try:
-                    return call()
-                except JournalFull as full:
-                    numbers = full.numbers
-
-    @contextmanager
-    def _room(self, numbers: int) -> Iterator[None]:
-        """Have room for a call: what waits is written before it, and a call that is longer than what may wait at once."""
-        with self._alone():
-            self.write()
-            self.journal[LAST] = self.journal[LAST_UNKNOWN] = 0
             longer = BEGIN + numbers > self._usual.size
-            self._use(np.zeros(BEGIN + numbers, np.int64) if longer else self._usual)
-        try:
-            yield
-        finally:
-            if longer:
-                with self._alone():
-                    self.write()
-                    self._use(self._usual)
+            self._write_and_use(np.zeros(BEGIN + numbers, np.int64) if longer else self._usual)
+            try:
+                return call()
+            except JournalFull as full:
+                numbers = full.numbers
+            finally:
+                if longer:
+                    self._write_and_use(self._usual)
 
     def let_go(self) -> None:
         """Have no call note itself any more."""
@@ -118,21 +107,26 @@ class Pending:
     def flush(self) -> None:
         """Write what waits."""
         if self.journal[WAITING]:
-            with self._alone():
-                self.write()
+            self._alone(self.write)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Have the journal, then the file: always in this order."""
-        with self._cache.tables._read("flush"), self._recorder.writing():
-            yield
+    def _write_and_use(self, journal: Ints) -> None:
+        """Write what waits, and go on with a journal that keeps no prompts."""
 
-    def _use(self, journal: Ints) -> None:
-        """Go on with a journal in which nothing waits."""
-        self.journal = journal
-        if not self._recorder.closed:
-            self._cache._journal = journal
-        self._go_on()
+        def do() -> None:
+            self.write()
+            self.journal[LAST] = self.journal[LAST_UNKNOWN] = 0
+            self.journal = journal
+            if not self._recorder.closed:
+                self._cache._journal = journal
+            self._go_on()
+
+        self._alone(do)
+
+    def _alone(self, do: Callable[[], None]) -> None:
+        """Do something with the journal and the file, of which the journal is always taken first."""
+        tables, recorder = self._cache.tables, self._recorder
+        with tables._reading, tables._after_call("flush"), recorder.lock, recorder.whole:
+            do()
 
     # What is done with it, by one at a time.
 

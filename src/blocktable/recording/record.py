@@ -6,20 +6,22 @@ with recording.record("run.btr"):
 
 import os
 from atexit import register, unregister
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cache as cached_by
 from functools import partial as partial_of
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from blocktable import _sanitized
+from blocktable._cache_layout import COPIES, NO_LIMIT
 from blocktable._ints import lcm
 from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull, is_usual
 from blocktable.delta import Delta
@@ -33,6 +35,7 @@ from blocktable.recording.steps import SEATS
 from blocktable.sanitize.reading import Unreadable, integers
 from blocktable.state import PATIENCE
 
+V = TypeVar("V", bound=Callable[..., Any])
 VERSION = 2
 _NOTHING = object()  # what a refused call returns
 _SHAPE = (
@@ -74,6 +77,8 @@ def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: boo
         raise ArgumentError(
             f"a ring of {ring} bytes holds nothing", values={"ring": ring}, remedy="give it 4096 or more"
         )
+    for one in objects:
+        refuse_used(one)
     recorder = Recorder(Writer(path, ring), ring=ring is not None, tokens=tokens)
     for one in objects:
         recorder.add(one)
@@ -92,7 +97,7 @@ class Recorder:
         self._before: dict[tuple[int, int], tuple[Ints, Ints]] = {}  # the last call of each kind and object
         self._usual = not ring and not tokens  # may usual calls of caches wait, and be written together
         self._pending: dict[int, Pending] = {}
-        self.lock = Lock()  # objects of several threads may share a recorder
+        self.lock, self.whole = Lock(), Whole(self)  # objects of several threads may share a recorder
         self.closed = False
         register(self.flush)
         self.writer.say(["begin", VERSION, int(ring)])
@@ -105,12 +110,13 @@ class Recorder:
 
     def add(self, one: Any) -> None:
         """Record an object in which nothing has happened yet."""
-        if not hasattr(type(one), "commit") or getattr(one, "tables", one) is None or _used(one):
+        if self.closed:
             raise ArgumentError(
-                f"a {type(one).__name__} cannot be recorded from here on",
-                values={"type": type(one).__name__},
-                remedy="pass a KVCache or BlockTables in which nothing has happened, or construct it while recording",
+                f"the recording {self.writer.path} is closed",
+                values={"path": str(self.writer.path)},
+                remedy="begin another one",
             )
+        refuse_used(one)
         kind = type(one)
         base = kind.__mro__[2] if kind.__module__ == kind.__mro__[2].__module__ and hasattr(one, "sanitizer") else kind
         made = recorded(base)
@@ -121,12 +127,12 @@ class Recorder:
 
     def begin(self, one: Any) -> int:
         """Write what an object was made with; return its number."""
-        with self.writing():
+        with self.lock, self.whole:
             number = len(self._objects)
             self._objects.append(one)
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
-            if self._usual and hasattr(one, "final"):
+            if self._usual and hasattr(one, "final") and _is_plain(type(one)):
                 one._pending = Pending(self, number, identity, one)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
@@ -142,7 +148,7 @@ class Recorder:
         given = [field for field in fields if field is not None]
         values = np.concatenate(given) if given else NONE
         sizes = np.array([coding.NOT_GIVEN if field is None else field.size for field in fields], np.int64)
-        with self.writing():
+        with self.lock, self.whole:
             if self.closed:
                 return
             writer = self.writer
@@ -162,7 +168,7 @@ class Recorder:
         if not self._ring:
             self.write("commit", number, [], delta)
             return
-        with self.writing():
+        with self.lock, self.whole:
             if not self.closed:
                 self.writer.say(["commit", number, delta.to_bytes()])
                 self._turn()
@@ -173,17 +179,15 @@ class Recorder:
             for pending in reversed(list(self._pending.values())):
                 every.callback(pending.flush)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Write alone; an error ends the recording, and the file holds what was written until then."""
-        with self.lock:
-            try:
-                yield
-            except BaseException:
-                self._end()
-                raise
+    def give_up(self) -> None:
+        """End the recording, since a call may have been done that it does not hold; those before it are in the file."""
+        try:
+            self.flush()
+        finally:
+            with self.lock:
+                self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Write nothing more."""
         if self.closed:
             return
@@ -206,6 +210,7 @@ class Recorder:
         self.lock, self.closed = Lock(), True
         unregister(self.flush)
         self._let_go()
+        self.writer.leave()
 
     def _let_go(self) -> None:
         for pending in self._pending.values():
@@ -237,16 +242,30 @@ class Recorder:
     def close(self) -> None:
         """End the recording."""
         self.flush()
-        with self.writing():
+        with self.lock, self.whole:
             if not self.closed:
                 self.writer.say(["end", digest_of(self.writer.meta)])
-                self._end()
+                self.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Whole:
+    """Ends a recording at an error while its file is written, which holds what was written until then."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._recorder.end()
 
 
 _FORKING = ExitStack()
@@ -334,10 +353,33 @@ def _refusal(name: str, law: str) -> Ints:
     return of_text(f"{name} {law}")
 
 
+def refuse_used(one: Any) -> None:
+    """Refuse what is neither a cache nor tables, or has been used: a replay begins with nothing."""
+    if not hasattr(type(one), "commit") or getattr(one, "tables", one) is None or _used(one):
+        raise ArgumentError(
+            f"a {type(one).__name__} cannot be recorded from here on",
+            values={"type": type(one).__name__},
+            remedy="pass a KVCache or BlockTables in which nothing has happened, or construct it while recording",
+        )
+    other = getattr(one, "_recorder", None)
+    if other is not None and not other.closed:
+        raise ArgumentError(
+            f"this {type(one).__name__} is being recorded to {other.writer.path}",
+            values={"type": type(one).__name__, "path": str(other.writer.path)},
+            remedy="close that recording first, or construct another one",
+        )
+
+
 def _used(one: Any) -> bool:
     tables = getattr(one, "tables", None)
     tables = one if isinstance(tables, tuple) or tables is None else tables
-    return bool(getattr(tables, "seq", 1)) or any(table.num_blocks.any() for table in tables.tables)
+    return bool(getattr(tables, "seq", 1)) or tables._is_used() or (tables is not one and one._is_used())  # noqa: SLF001
+
+
+def _is_plain(cls: Any) -> bool:
+    """Say whether the verbs of each step are ours: those of a subclass may call ours as they like, and are told by themselves."""
+    verbs = (getattr(cls, f"_plain_{verb}") for verb in USUAL)
+    return all(str(getattr(verb, "__module__", "")).startswith("blocktable.") for verb in verbs)
 
 
 def _identity(one: Any) -> Identity | None:
@@ -348,6 +390,23 @@ def _identity(one: Any) -> Identity | None:
 
 
 # ---- the classes that take the place of those constructed
+
+
+def all_or_none(verb: V) -> V:
+    """Have an exception that is no refusal end the recording: a signal handler's leaves it open whether the call was done."""
+
+    @wraps(verb)
+    def run(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return verb(self, *args, **named)
+        except BlockTableError:
+            raise
+        except BaseException:
+            if self._recorder is not None:
+                self._recorder.give_up()
+            raise
+
+    return cast("V", run)
 
 
 class Recorded:
@@ -369,6 +428,7 @@ class Recorded:
         if _sanitized.RECORDERS:
             _sanitized.RECORDERS[-1].begin(self)
 
+    @all_or_none
     def commit(self) -> Delta:
         """Do it, and record it."""
         delta: Delta = self._plain_commit()
@@ -380,6 +440,7 @@ class Recorded:
 class RecordedTables(Recorded):
     """Comes before ``BlockTables`` in the class of recorded ones."""
 
+    @all_or_none
     def resize(self, groups: Any) -> None:
         """Do it, and record it."""
         super().resize(groups)  # type: ignore[misc]
@@ -389,6 +450,7 @@ class RecordedTables(Recorded):
 
 
 def _tables_verb(verb: str) -> Callable[..., None]:
+    @all_or_none
     def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
         real = getattr(super(RecordedTables, self), verb)
         given = list(signature(real).bind(*args, **named).arguments.values())
@@ -445,13 +507,19 @@ class RecordedCache(Recorded):
         if pending is None:
             return super().commit()
         try:
-            delta: Delta = self._plain_commit()
-        except JournalFull as full:
-            delta = pending.again(full.numbers, self._plain_commit)
+            try:
+                delta: Delta = self._plain_commit()
+            except JournalFull as full:
+                delta = pending.again(full.numbers, self._plain_commit)
+        except BaseException:
+            if self._meta[COPIES]:  # type: ignore[attr-defined]  # it may be noted already, without them
+                self._recorder.give_up()
+            raise
         if pending.journal[DUE] or perf_counter() > pending.until:
             pending.flush()
         return delta
 
+    @all_or_none
     def _call(self, verb: str, args: Any, named: Any, told: Callable[[Any], list[Any]]) -> Any:
         """Run a verb and record it: ``told`` returns its fields, given what it returned, _NOTHING if refused."""
         try:
@@ -480,6 +548,7 @@ class RecordedCache(Recorded):
         found = None if self._identity is None else self._identity.finished(rows)
         return [None, None] if found is None else list(found)
 
+    @all_or_none
     def lookup(self, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
 
@@ -512,6 +581,7 @@ class RecordedCache(Recorded):
 
         return self._call("match", (rows, indptr, tokens, salts), {}, told)
 
+    @all_or_none
     def admit(
         self,
         rows: Any,
@@ -529,10 +599,10 @@ class RecordedCache(Recorded):
             opened = integers(rows)
             starts, text = _cut(indptr, tokens, opened)
             one = np.ndim(limit) == 0
-            limits = None if limit is None else integers([limit] if one else limit)
+            limits = None if limit is None else integers(_least(limit) if one else limit)
             marks = None if final is None else integers(final)
             fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
-            fields += [limits, marks, np.array([int(headroom), int(one)])]
+            fields += [limits, marks, np.array([*_least(headroom), int(one)])]
             if result is _NOTHING:
                 return fields
             cached = result[0]
@@ -548,13 +618,13 @@ class RecordedCache(Recorded):
         try:
             found = self._plain_admit(rows, indptr, tokens, None, limit, headroom=headroom)
         except OutOfBlocks as error:
-            pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, most, int(headroom))
+            pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, *_least(most, headroom))
             raise
         except BlockTableError as error:
             self._tell("admit", told, _NOTHING, error)
             raise
         cached, slots = found
-        pending.took(ADMIT, rows, indptr, tokens, cached, slots, most, int(headroom))
+        pending.took(ADMIT, rows, indptr, tokens, cached, slots, *_least(most, headroom))
         return found
 
     def extend(
@@ -606,7 +676,7 @@ class RecordedCache(Recorded):
         if result is not _NOTHING and not partial:
             result = (result, wanted.size)
         served = result[1] if result is not _NOTHING else 0
-        fields.append(np.array([int(partial), int(headroom), served]))
+        fields.append(np.array([int(partial), *_least(headroom), served]))
         if result is _NOTHING:
             return fields
         done = wanted[:served]
@@ -649,6 +719,7 @@ class RecordedCache(Recorded):
 
         self._call("truncate", (rows, lengths, fence), {}, told)
 
+    @all_or_none
     def free(self, rows: Any, fence: int | None = None) -> None:
         """Do it, and record it."""
 
@@ -720,6 +791,11 @@ def _cut(indptr: Any, tokens: Any, rows: Ints | None = None) -> tuple[Ints, Ints
     return starts, text
 
 
+def _least(*values: Any) -> list[int]:
+    """Return numbers, of which the larger ones all mean the same to a cache."""
+    return [min(int(value), NO_LIMIT) for value in values]
+
+
 def _one(value: Any) -> Ints | None:
     """Return an integer as a field."""
     return None if value is None else np.array([int(value)], np.int64)
@@ -738,6 +814,8 @@ USUAL = ("commit", "lookup", "admit", "extend", "free")
 @cached_by
 def recorded(cls: Any) -> Any:
     """Return the class that does what ``cls`` does and is recorded; what nobody calls directly stays as it is."""
+    if issubclass(cls, Recorded):
+        return cls
     for base in cls.__mro__:
         if base.__qualname__ in ("Recorded", "CacheTables", "Replica", "DeviceTables"):
             return cls

@@ -56,7 +56,7 @@ class Picture:
 
     def __init__(self, cache: Any) -> None:
         if isinstance(cache, KVCache):
-            with cache.tables._sole("view"):
+            with cache._sole("view"):
                 self._read(cache)
         elif isinstance(cache, BlockTables):
             with cache._sole("view"):
