@@ -144,18 +144,22 @@ def test_a_long_call_is_written_at_once_and_what_waits_stays_bounded(tmp_path):
 
 
 @pytest.mark.compiled
-def test_an_error_while_a_call_is_taken_ends_the_recording(tmp_path, monkeypatch):
-    recorder = recording.record(tmp_path / "run")
-    cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
-    cache.extend([0], [0, 1], [5])
-    monkeypatch.setattr("blocktable.recording.pending.np.zeros", Mock(side_effect=MemoryError))
-    with pytest.raises(MemoryError):
-        cache.extend([0], [0, 300_000], np.arange(300_000))
-    monkeypatch.undo()
-    assert recorder.closed
-    cache.extend([0], [0, 1], [6])
+@pytest.mark.parametrize("done", [False, True])
+def test_what_cannot_be_taken_is_not_done_or_ends_the_recording(tmp_path, monkeypatch, done):
+    """An extend that finds no room to be noted has changed nothing; a lookup is noted when it is done."""
+    text = np.arange(300_000)
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
+        cache.extend([0], [0, 1], [5])
+        with monkeypatch.context() as short:
+            short.setattr("blocktable.recording.pending.np.zeros", Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError):
+                cache.lookup([0, text.size], text) if done else cache.extend([0], [0, text.size], text)
+        assert recorder.closed == done
+        cache.extend([0], [0, 1], [6])
+    assert cache.lengths.tolist() == [2]
     found = recording.replay(tmp_path / "run")
-    assert (found.calls, found.differs, found.complete) == (1, "", False)
+    assert (found.calls, found.differs, found.complete) == (2 - done, "", not done)
 
 
 BAD = {

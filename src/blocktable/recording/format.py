@@ -13,6 +13,8 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,18 +77,20 @@ class Writer:
         self._open()
 
     def _open(self) -> None:
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        except OSError as error:
-            raise ArgumentError(
-                f"{self.path} cannot be written: {error.strerror}",
-                values={"path": str(self.path)},
-                remedy="name a file in a folder that is there and may be written",
-            ) from None
         self._begin = 0  # of the window, in the file
         self.meta[: coding.SUM] = 0
         self.window = np.zeros(0, np.uint8)
-        self.room(len(MAGIC))
+        try:
+            self._file = begun_anew(self.path)
+            self.room(len(MAGIC))
+        except ArgumentError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ArgumentError(
+                f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}",
+                values={"path": str(self.path)},
+                remedy="name a file in a folder that is there and may be written",
+            ) from None
         self.window[: len(MAGIC)] = np.frombuffer(MAGIC, np.uint8)
         self.meta[coding.AT] = len(MAGIC)
 
@@ -100,7 +104,9 @@ class Writer:
         if self.meta[coding.AT] + size <= self.window.size:
             return
         begin, size = self.size, max(size, self._piece)
-        os.pwrite(self._file, bytes(size), begin)  # now, so that a full disk is an error here and not a signal later
+        done = 0
+        while done < size:  # now, so that a full disk is an error here and not a signal later
+            done += os.pwrite(self._file, bytes(size - done), begin + done)
         before = begin % ALLOCATIONGRANULARITY  # a mapping begins with a page
         self.window = np.frombuffer(mmap(self._file, before + size, offset=begin - before), np.uint8)[before:]
         self._begin, self.meta[coding.AT] = begin, 0
@@ -124,8 +130,33 @@ class Writer:
     def close(self) -> None:
         """Close the file, as long as what is in it."""
         os.ftruncate(self._file, self.size)
+        flock(self._file, LOCK_UN)  # a forked process may hold the file open
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go of the file as it is."""
         os.close(self._file)
         self.window = np.zeros(0, np.uint8)
+
+
+def begun_anew(path: Path) -> int:
+    """Open a file and empty it, unless another recorder, of any process, has it mapped: a write would be a bus error."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        with suppress(OSError):  # file systems without locks
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                raise ArgumentError(
+                    f"another recording writes to {path}",
+                    values={"path": str(path)},
+                    remedy="close that one first, or name another file",
+                ) from None
+        os.ftruncate(file, 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def read(path: str | Path) -> Iterator[list[Any] | Record]:

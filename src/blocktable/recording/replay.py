@@ -511,7 +511,7 @@ class _Reader:
         headroom, one = numbers.tolist()
         starts, text = self._opening(number, rows, sizes, units, unknown, cached)
         if not refused:
-            most = sizes if limits is None else np.minimum(sizes, cached + limits)
+            most = sizes if limits is None else cached + np.minimum(sizes - cached, limits)
             self._lengths[number] |= dict(zip(rows.tolist(), most.tolist(), strict=True))
         limit = int(limits[0]) if limits is not None and one else limits
         return (rows, starts, text), {"salts": _salts(salts), "limit": limit, "final": marks, "headroom": headroom}

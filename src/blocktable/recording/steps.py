@@ -178,8 +178,8 @@ def open_rows(longs: Ints, at: int, n: int, text: int, cached: int, limit: int, 
     for i in range(n):
         row, hit, number = longs[at + i], longs[cached + i], i64(NO_SALT)
         begin, length = text + longs[starts + i], longs[starts + i + 1] - longs[starts + i]
-        if limit >= 0:
-            length = min(length, hit + limit)
+        if 0 <= limit < length - hit:
+            length = hit + limit
         for t in range(length):
             tokens[row, t] = longs[begin + t]
         for t in range(hit):
