@@ -40,6 +40,11 @@ def is_usual(final: Any, salts: Any, partial: Any, headroom: Any) -> bool:
     return final is None and salts is None and not partial and not headroom
 
 
+def is_full(journal: Ints) -> bool:
+    """Say whether a journal has no place for a commit."""
+    return 0 < journal.size < int(journal[END]) + LINE
+
+
 @helper(i64(i64[::1], i64, sealed(i64[:])))
 def put_down(journal: Ints, at: int, values: Ints) -> int:
     """Put an array into the journal; return where the next one goes."""

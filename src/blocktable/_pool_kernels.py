@@ -36,8 +36,9 @@ from blocktable._cache_layout import (
     SEAT,
     TARGET,
 )
+from blocktable._checksums import DELTA
 from blocktable._jit import compiled, helper, i32, i64, nothing
-from blocktable._journal import note_copies
+from blocktable._journal import note_commit, note_copies
 
 
 @helper(nothing(i32[::1], i64, i64))
@@ -222,10 +223,11 @@ def retire(meta: I64, blocks: I32, fence: int) -> None:
         block = before
 
 
-@compiled(nothing(*LISTS, i32[::1], i64[::1]))
-def copied(meta: I64, blocks: I32, copies: I32, journal: I64) -> None:
-    """Note that every pending copy has left with a commit."""
+@compiled(nothing(*LISTS, i32[::1], i64[::1], *DELTA[:2]))
+def copied(meta: I64, blocks: I32, copies: I32, journal: I64, spans: I32, values: I32) -> None:
+    """Have every pending copy leave with a commit, which is noted with them, if at all."""
     if journal.size:
+        note_commit(journal, spans, values)
         note_copies(journal, copies[: 3 * meta[COPIES]])
     for at in range(0, 3 * meta[COPIES], 3):
         blocks[copies[at + 2] * BLOCK_FIELDS + PINS] -= TARGET

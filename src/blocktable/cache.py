@@ -29,7 +29,7 @@ from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
 from blocktable._copying import Uncopied
-from blocktable._journal import NO_JOURNAL, JournalFull, is_usual
+from blocktable._journal import LINE, NO_JOURNAL, JournalFull, is_full, is_usual
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
@@ -483,12 +483,16 @@ class KVCache(Uncopied, Sanitizable):
         with self._sole("commit"):
             tables = self.tables
             journal = self._journal
-            spans, values = tables._difference(journal)
             copies = NO_COPIES
             pending = self._meta[c.COPIES]
             if pending:
+                if is_full(journal):
+                    raise JournalFull(LINE)
                 copies = self._core[10][: 3 * pending].reshape(-1, 3).copy()
-                pool.copied(self._meta, self._core[5], self._core[10], journal)
+                spans, values = tables._difference()
+                pool.copied(self._meta, self._core[5], self._core[10], journal, spans, values)
+            else:
+                spans, values = tables._difference(journal)
             self._cells += values.size
             self._delta_bytes += 40 + 24 * len(spans) + 4 * values.size + 12 * len(copies)
             return Delta(tables._seq, spans, values, copies, tables._origin, tables.layout)

@@ -74,6 +74,8 @@ def prepared():
     cache.extend([1], [0, 2])
     cache.free([5], fence=1)
     cache.fork(0, 2)
+    cache.fork(0, 5)
+    cache.extend([5], [0, 1], [5])  # into a copy
     return cache
 
 

@@ -80,7 +80,8 @@ def take(
 ) -> Any:
     """Put a call into the journal; return 0, or how many numbers it is where they have no place: then it is as it was.
 
-    Tokens that all are known are left out unless the ``whole`` call is to be kept.
+    It is more of them once the last prompt, which it may be like, is not there. Tokens that all are known are left out unless
+    the ``whole`` call is to be kept.
     """
     begin, again = journal[END], i64(0)
     if kind != FREE:
@@ -90,7 +91,7 @@ def take(
     own = i64(0) if again else given
     numbers = LINE + rows.size + starts.size + own + cached.size
     if not has_room(journal, numbers):
-        return numbers + given - own  # the last prompt's tokens may not be there any more
+        return numbers
     check = of_slots(of_values(0, cached), slots)
     put_line(journal, begin, kind, rows.size, starts.size, given, cached.size, cached.size + slots.size, check)
     journal[begin + UNKNOWN], journal[begin + LIMIT], journal[begin + HEADROOM] = unknown, limit, headroom

@@ -512,7 +512,7 @@ class RecordedCache(Recorded):
             except JournalFull as full:
                 delta = pending.again(full.numbers, self._plain_commit)
         except BaseException:
-            if self._meta[COPIES]:  # type: ignore[attr-defined]  # it may be noted already, without them
+            if self._meta[COPIES]:  # type: ignore[attr-defined]  # it may be done, and is not noted
                 self._recorder.give_up()
             raise
         if pending.journal[DUE] or perf_counter() > pending.until:
