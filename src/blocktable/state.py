@@ -244,10 +244,14 @@ class TableState(Uncopied, Sanitizable):
         ``with`` takes a lock in one step. An exception of a signal handler between ``acquire`` and ``try`` would leave it held.
         """
         if self._busy.locked():
-            with self._reading:
-                if self._busy.locked():
-                    raise _busy(verb, "another call on this object is in progress")
+            self._await(verb)
         return self._busy
+
+    def _await(self, verb: str) -> None:
+        """Wait for whoever reads what calls left; refuse where another call holds the object."""
+        with self._reading:
+            if self._busy.locked():
+                raise _busy(verb, "another call on this object is in progress")
 
     def _after_call(self, verb: str) -> Lock:
         """Return the lock to hold for reading what calls left, once the call in progress is done; ``_reading`` is held."""

@@ -72,7 +72,14 @@ class BlockTables(TableState):
         wanted = as_int64(rows, "rows")
         if group is not None:
             starts, blocks = as_int64(indptr, "indptr"), as_int32(ids, "ids")
-            self._run(verb, k.write, self._dirty, self._index(verb, group), wanted, starts, blocks, replace, k.BOTH)
+            index = self._index(verb, group)
+            if self._busy.locked():  # as ``_sole`` and ``_run`` do, without their calls: every step comes here
+                self._await(verb)
+            with self._busy:
+                state = self._info, self._state, self._entries, self._dirty
+                code = k.write(*state, index, wanted, starts, blocks, replace, k.BOTH)
+                if code:
+                    raise fault(code, verb, self._info)
             return
         parts = zip(self._per_group(verb, indptr), self._per_group(verb, ids), strict=True)
         calls = [(g, wanted, as_int64(p, "indptr"), as_int32(b, "ids"), replace) for g, (p, b) in enumerate(parts)]
@@ -206,7 +213,9 @@ class BlockTables(TableState):
         Never committing is legal: pending changes are kept as one range per row. Cost: one pass over the ranges of the
         rows touched, whatever the width; a whole row's worth of nulls is one span without values.
         """
-        with self._sole("commit"):
+        if self._busy.locked():  # as ``_sole`` does, without its call
+            self._await("commit")
+        with self._busy:
             spans, values = self._difference()
             return Delta(self._seq, spans, values, NO_COPIES, self._origin, self.layout)
 
@@ -219,12 +228,12 @@ class BlockTables(TableState):
         arrays = (self._info, self._state, self._entries, self._sent, self._dirty)
         spans, values = self._spans, self._values
         sizes = k.difference(*arrays, spans, values, journal)
-        if sizes < k.JOURNAL_FULL:
+        while sizes < 0:
+            if sizes == k.JOURNAL_FULL:
+                self._seq -= 1
+                raise JournalFull(LINE)
             spans, values = np.empty((~sizes, 6), np.int32), np.empty(~sizes, np.int32)
             sizes = k.difference(*arrays, spans, values, journal)
-        if sizes == k.JOURNAL_FULL:
-            self._seq -= 1
-            raise JournalFull(LINE)
         return spans[: sizes >> 32].copy(), values[: sizes & LOW32].copy()
 
     def _is_used(self) -> bool:
