@@ -319,7 +319,9 @@ class KVCache(Uncopied, Sanitizable):
         NeverFits: a row longer than its width or the pool allow. Cost: a few nanoseconds per row that stays within its
         block, about 100 for one that does not.
         """
-        with self._sole("extend"):
+        if self._busy.locked():  # as ``_sole`` does, without its call: every step comes here
+            self.tables._await("extend")
+        with self._busy:
             wanted, starts = as_int64(rows, "rows"), as_int64(indptr, "indptr")
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
@@ -480,7 +482,9 @@ class KVCache(Uncopied, Sanitizable):
 
         Cost: as ``BlockTables.commit``; copied sources may be reissued from here on.
         """
-        with self._sole("commit"):
+        if self._busy.locked():  # as ``_sole`` does, without its call: every step comes here
+            self.tables._await("commit")
+        with self._busy:
             tables = self.tables
             journal = self._journal
             copies = NO_COPIES
