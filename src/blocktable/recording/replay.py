@@ -149,9 +149,16 @@ def play(path: str | Path, *, sanitize: Any = False) -> Iterator[tuple[Call, Rep
     ``replayed.objects`` are the caches and tables, to be looked at. Stops after a call that returned something else than
     was recorded (``differs``), or at which a sanitizer found something (``finding``).
     """
+    yield from _played(*_begun(path, sanitize))
+
+
+def _begun(path: str | Path, sanitize: Any) -> tuple["_Reader", Replayed]:
+    """Return a recording's reader, and the replay before its first call, which may be all there is."""
     reader = _Reader(path)
-    replayed = Replayed(complete=bool(reader.end))
-    replayed.objects = [make(what, sanitize) for what in reader.made]
+    return reader, Replayed(complete=bool(reader.end), objects=[make(what, sanitize) for what in reader.made])
+
+
+def _played(reader: "_Reader", replayed: Replayed) -> Iterator[tuple[Call, Replayed]]:
     for call in reader.calls():
         result: Any = None
         refused = ""
@@ -191,8 +198,8 @@ def replay(path: str | Path, *, to: int | None = None, until_finding: bool = Fal
     The digest is that of the recorder at the same call. Raises ArgumentError for a file that is no recording, and for a
     step that it does not reach. Cost: that of the run.
     """
-    replayed = Replayed()
-    for _, replayed in play(path, sanitize="raise" if until_finding else False):
+    reader, replayed = _begun(path, "raise" if until_finding else False)
+    for _ in _played(reader, replayed):
         if to is not None and replayed.steps >= to:
             break
     if to is not None and replayed.steps < to and not (replayed.finding or replayed.differs):
