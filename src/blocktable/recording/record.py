@@ -371,9 +371,7 @@ def refuse_used(one: Any) -> None:
 
 
 def _used(one: Any) -> bool:
-    tables = getattr(one, "tables", None)
-    tables = one if isinstance(tables, tuple) or tables is None else tables
-    return bool(getattr(tables, "seq", 1)) or tables._is_used() or (tables is not one and one._is_used())  # noqa: SLF001
+    return not hasattr(one, "_is_used") or bool(one._is_used())  # noqa: SLF001
 
 
 def _is_plain(cls: Any) -> bool:

@@ -160,10 +160,8 @@ def follow_delta(
 @helper(i64(i64, i64))
 def next_number(number: int, token: int) -> int:
     """Return the number of a prefix that is one token longer: equal for equal tokens, and else not, but by chance."""
-    upper = (
-        token >> 31
-    )  # counted twice in one of them, or tokens that differ by PRIME would be alike in both; so would 0 and it
-    last = remainder(token) + 1
+    # The upper part counts twice in one of them: tokens that differ by PRIME would be alike in both. So would 0 and PRIME.
+    upper, last = token >> 31, remainder(token) + 1
     low = (number & PRIME) * OTHER + last + upper + OTHER * i64(token & PRIME == PRIME)
     return remainder((number >> 31) * ONE + last) << 31 | remainder(low)
 
