@@ -3,6 +3,7 @@
 It does as a function begins and as a builtin returns; a profiler that raises at the n-th of these stands for it, for every n.
 """
 
+import gc
 import sys
 from itertools import count
 
@@ -31,6 +32,7 @@ def interrupted(call, n):
             sys.setprofile(None)
             raise Off
 
+    gc.disable()  # what others do as it collects is no place of the call, and an exception there goes to nobody
     sys.setprofile(profile)
     try:
         call()
@@ -38,6 +40,7 @@ def interrupted(call, n):
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return left < 0
 
 
