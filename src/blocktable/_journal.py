@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blocktable._checksums import DELTA, Ints, behind, of_ids, of_spans, of_values
-from blocktable._jit import helper, i32, i64, nothing, sealed
+from blocktable._jit import helper, i32, i64, nothing, sealed, u64
 
 # Kinds, see ``recording.format``
 COMMIT, LOOKUP, ADMIT, EXTEND, FREE, REFUSED = 1, 2, 4, 5, 8, 128
@@ -45,11 +45,12 @@ def is_full(journal: Ints) -> bool:
     return 0 < journal.size < int(journal[END]) + LINE
 
 
-@helper(i64(i64[::1], i64, sealed(i64[:])))
+@helper(i64(i64[::1], i64, sealed(i64[::1])))
 def put_down(journal: Ints, at: int, values: Ints) -> int:
     """Put an array into the journal; return where the next one goes."""
-    for j in range(values.size):
-        journal[at + j] = values[j]
+    place = journal[at : at + values.size]
+    for j in range(u64(values.size)):  # unsigned: no index counts from the end
+        place[j] = values[j]
     return at + values.size
 
 

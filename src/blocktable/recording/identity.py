@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blocktable._jit import compiled, helper, i64, nothing, sealed
-from blocktable.sanitize.usual import next_number
+from blocktable._prefix_numbers import number_behind
 
 Ints = NDArray[Any]
 
@@ -62,14 +62,17 @@ def number_units(
         while same < most and tokens[same] == kept[TEXT, same]:
             same += 1
     counts[BEGUN], counts[KEPT], counts[PLACE] = number, units * unit, NOWHERE
+    first = same // unit
+    if first:
+        number = kept[PREFIX, first - 1]
+    for n in range(first, units):
+        number = number_behind(number, tokens[n * unit : n * unit + unit])
+        kept[PREFIX, n] = number
+    for t in range(first * unit, units * unit):
+        kept[TEXT, t] = tokens[t]
+    for n in range(first, units):  # by themselves, so that the processor fetches many at once
+        kept[FOUND, n] = unit_of(table, counts, kept[PREFIX, n])
     for n in range(units):
-        if n < same // unit:
-            number = kept[PREFIX, n]
-        else:
-            for t in range(n * unit, n * unit + unit):
-                number = next_number(number, tokens[t])
-                kept[TEXT, t] = tokens[t]
-            kept[PREFIX, n], kept[FOUND, n] = number, unit_of(table, counts, number)
         out[at + n] = kept[FOUND, n]
     return units
 
@@ -80,12 +83,10 @@ def number_prompt(number: int, tokens: Ints, kept: Ints, table: Ints, counts: In
     return number_units(number, tokens, 0, kept, table, counts, out, 0)
 
 
-@compiled(i64(i64, sealed(i64[::1]), i64))
-def prefix_number(number: int, tokens: Ints, size: int) -> int:
+@compiled(i64(i64, sealed(i64[::1])))
+def prefix_number(number: int, tokens: Ints) -> int:
     """Return the number of a prefix, begun with the salt's."""
-    for t in range(size):
-        number = next_number(number, tokens[t])
-    return number
+    return number_behind(number, tokens)
 
 
 @compiled(nothing(i64[::1], i64[::1], i64[::1], sealed(i64[::1]), i64[:, ::1]))
@@ -120,13 +121,12 @@ def number_finished(
             continue
         number, done = lines[row, NUMBER], lines[row, DONE]
         while done + unit <= lines[row, FINAL]:
-            for t in range(done, done + unit):
-                number = next_number(number, tokens[row, t])
+            number = number_behind(number, tokens[row, done : done + unit])
             done += unit
             out[at_rows + k], out[at_units + k] = row, number
             k += 1
         lines[row, NUMBER], lines[row, DONE] = number, done
-    for j in range(at_units, at_units + k):  # by themselves, so that the processor fetches many at once
+    for j in range(at_units, at_units + k):  # by themselves, as above
         out[j] = unit_of(table, counts, out[j]) - seen
 
 
@@ -166,7 +166,7 @@ class Identity:
         number = salt_number(salt)
         self.room(prefix.size)
         self.tokens[row, : prefix.size] = prefix
-        found = prefix_number(number, np.ascontiguousarray(prefix), prefix.size)
+        found = prefix_number(number, np.ascontiguousarray(prefix))
         self.lines[row, :LENGTH] = prefix.size, found, number, 1
 
     def close(self, rows: Ints) -> None:
@@ -211,7 +211,7 @@ class Identity:
             return
         whole = length // self.unit * self.unit
         self.lines[row, DONE] = whole
-        self.lines[row, NUMBER] = prefix_number(int(self.lines[row, SALT]), self.tokens[row], whole)
+        self.lines[row, NUMBER] = prefix_number(int(self.lines[row, SALT]), self.tokens[row, :whole])
 
     def fork(self, row: int, into: int) -> None:
         """Let a row be what another is."""

@@ -9,7 +9,7 @@ from typing import Any
 import numba
 
 from blocktable._checksums import Ints, of_values
-from blocktable._jit import compiled, helper, i64, nothing, sealed
+from blocktable._jit import compiled, helper, i64, nothing, sealed, u64
 from blocktable._journal import (
     BEGIN,
     DUE,
@@ -40,32 +40,32 @@ _PARTS: Any = numba.types.UniTuple(i64, 4)  # type: ignore[no-untyped-call]
 PIECE = 1024  # tokens that are compared before it is seen whether they differ
 
 
-@helper(i64(sealed(i64[:])))
+@helper(i64(LONGS))
 def count_unknown(tokens: Ints) -> Any:
     """Return how many tokens are not known."""
     unknown = i64(0)
-    for t in range(tokens.size):
-        unknown -= tokens[t] >> 63
+    for t in range(u64(tokens.size)):  # unsigned: no index counts from the end
+        unknown += i64(tokens[t] < 0)
     return unknown
 
 
-@helper(i64(i64[::1], sealed(i64[:])))
+@helper(i64(i64[::1], LONGS))
 def are_last(journal: Ints, tokens: Ints) -> Any:
     """Say whether tokens are those of the last prompts."""
     if tokens.size != journal[LAST]:
         return 0
-    at, done = journal[LAST_AT], i64(0)
+    last, done = journal[journal[LAST_AT] : journal[LAST_AT] + tokens.size], i64(0)
     while done < tokens.size:
         other, end = i64(0), min(done + PIECE, tokens.size)
-        for t in range(done, end):
-            other |= tokens[t] ^ journal[at + t]
+        for t in range(u64(done), u64(end)):
+            other |= tokens[t] ^ last[t]
         if other:
             return 0
         done = end
     return 1
 
 
-@compiled(i64(i64[::1], i64, i64, *[sealed(i64[:])] * 3, i64[::1], i64[:, ::1], i64, i64))
+@compiled(i64(i64[::1], i64, i64, *[LONGS] * 3, i64[::1], i64[:, ::1], i64, i64))
 def take(
     journal: Ints,
     kind: int,
@@ -110,8 +110,8 @@ def clear(journal: Ints) -> None:
     at, size = journal[LAST_AT], journal[LAST]
     if 2 * size > journal.size:
         size = journal[LAST_UNKNOWN] = 0
-    for t in range(size if at != BEGIN else 0):
-        journal[BEGIN + t] = journal[at + t]
+    if at != BEGIN:
+        put_down(journal, BEGIN, journal[at : at + size])
     journal[LAST_AT], journal[LAST], journal[WAITING], journal[DUE] = BEGIN, size, 0, 0
     journal[FIRST] = journal[END] = BEGIN + size
 

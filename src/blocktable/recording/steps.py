@@ -24,6 +24,7 @@ from blocktable._journal import (
     RETURNED,
     TOKENS,
     UNKNOWN,
+    put_down,
 )
 from blocktable.recording.coding import AT, NOT_GIVEN, SUM, WINDOW, open_call, put_call, room, seal
 from blocktable.recording.identity import (
@@ -34,6 +35,7 @@ from blocktable.recording.identity import (
     NUMBER,
     OWN,
     PLACE,
+    PREFIX,
     SALT,
     SEEN,
     UNIT,
@@ -44,7 +46,6 @@ from blocktable.recording.identity import (
     number_units,
 )
 from blocktable.recording.journal import LONGS, parts
-from blocktable.sanitize.usual import next_number
 
 # Kinds with fields have a seat each, where the last such call lies beside the next one.
 SEATS = (LOOKUP, ADMIT, ADMIT | REFUSED, EXTEND, FREE)
@@ -102,6 +103,50 @@ def measure(journal: Ints, at: int, told: int, lines: Ints, counts: Ints, place:
     place[NEEDED] += 2 * place[UNITS]
 
 
+# ---- rows
+
+
+@helper(nothing(i64, i64[:, ::1], i64[:, ::1]))
+def settle(row: int, tokens: Ints, lines: Ints) -> None:
+    """Raise the final mark of a row to its first unknown token, as the cache does where no mark is given."""
+    mark = lines[row, FINAL]
+    while mark < lines[row, LENGTH] and tokens[row, mark] >= 0:
+        mark += 1
+    lines[row, FINAL] = mark
+
+
+@helper(nothing(i64, LONGS, i64, i64, i64[:, ::1], *OWN[:2], i64[::1]))
+def open_row(
+    row: int, prompt: Ints, hit: int, unknown: int, kept: Ints, tokens: Ints, lines: Ints, counts: Ints
+) -> None:
+    """Begin a row on what was found cached of the prompt whose units were numbered last, or on the first part of it."""
+    put_down(tokens[row], 0, prompt)
+    lines[row, USED], lines[row, LENGTH], lines[row, SALT] = 1, prompt.size, NO_SALT
+    lines[row, FINAL] = hit if unknown else prompt.size
+    settle(row, tokens, lines)
+    units = lines[row, FINAL] // counts[UNIT]
+    lines[row, DONE], lines[row, NUMBER] = units * counts[UNIT], NO_SALT
+    if units:
+        lines[row, NUMBER] = kept[PREFIX, units - 1]
+
+
+@helper(nothing(LONGS, i64, i64, i64, i64, *OWN[:2]))
+def lengthen_rows(longs: Ints, at: int, n: int, text: int, given: int, tokens: Ints, lines: Ints) -> None:
+    """Put the tokens of an extend behind those that its rows have; open those that are not in use."""
+    starts = at + n
+    for i in range(n):
+        row = longs[at + i]
+        if lines[row, USED] == 0:
+            lines[row, USED], lines[row, DONE] = 1, 0
+            lines[row, NUMBER] = lines[row, SALT] = NO_SALT
+        length = lines[row, LENGTH]
+        for t in range(longs[starts + i], longs[starts + i + 1]):
+            tokens[row, length] = longs[text + t] if given else -1
+            length += 1
+        lines[row, LENGTH] = length
+        settle(row, tokens, lines)
+
+
 # ---- fields
 
 
@@ -132,20 +177,54 @@ def say_unknown(journal: Ints, at: int, out: Ints, end: int) -> int:
     return end
 
 
-@helper(i64(LONGS, i64, i64, i64, i64[:, ::1], *OWN[2:], *_OUT))
+@helper(i64(LONGS, i64, i64, i64[:, ::1], *OWN, *_OUT))
 def say_units(
-    longs: Ints, starts: int, text: int, n: int, kept: Ints, table: Ints, counts: Ints, out: Ints, end: int
+    journal: Ints,
+    at: int,
+    opens: int,
+    kept: Ints,
+    tokens: Ints,
+    lines: Ints,
+    table: Ints,
+    counts: Ints,
+    out: Ints,
+    end: int,
 ) -> int:
-    """Write the units of prompts without a salt, counted back from those seen before."""
+    """Write the units of prompts without a salt, counted back from those seen before; of an admit, open the rows."""
+    rows, starts, text, cached = parts(journal, at)
     seen, first = counts[SEEN], end
-    for i in range(n):
-        begin = text + longs[starts + i]
-        prompt = longs[begin : text + longs[starts + i + 1]]
+    for i in range(journal[at + N_STARTS] - 1):
+        begin = text + journal[starts + i]
+        prompt = journal[begin : text + journal[starts + i + 1]]
         end += number_units(NO_SALT, prompt, i64(begin == counts[PLACE]), kept, table, counts, out, end)
         counts[PLACE] = begin
+        if opens:
+            hit, limit = journal[cached + i], journal[at + LIMIT]
+            length = hit + limit if 0 <= limit < prompt.size - hit else prompt.size
+            open_row(journal[rows + i], prompt[:length], hit, journal[at + UNKNOWN], kept, tokens, lines, counts)
     for j in range(first, end):
         out[j] -= seen
     return end
+
+
+@helper(nothing(LONGS, i64, i64, i64, *_ROOM[:2], i64[::1], *_OUT))
+def say_opened(
+    journal: Ints, at: int, units: int, seen: int, lines: Ints, counts: Ints, sizes: Ints, out: Ints, end: int
+) -> None:
+    """Write which of the prompts' units, which were written from ``units`` on, rows begin with beyond what was cached."""
+    rows, starts, _, cached = parts(journal, at)
+    unit, total, k = counts[UNIT], i64(0), i64(0)
+    n = journal[at + N_ROWS]
+    for i in range(n):
+        total += (lines[journal[rows + i], DONE] - journal[cached + i]) // unit
+    for i in range(n):
+        row, hit = journal[rows + i], journal[cached + i]
+        for j in range(hit // unit, lines[row, DONE] // unit):
+            out[end + k], out[end + total + k] = row, out[units + j] + seen - counts[SEEN]
+            k += 1
+        units += (journal[starts + i + 1] - journal[starts + i]) // unit
+    if total:
+        sizes[OPENED] = sizes[OPENED + 1] = total
 
 
 @helper(nothing(sealed(i64[::1]), *OWN, i64[::1], i64, *_OUT))
@@ -157,54 +236,6 @@ def say_finished(
     if units:
         number_finished(rows, tokens, lines, table, counts, out, end, end + units)
         sizes[field] = sizes[field + 1] = units
-
-
-# ---- rows
-
-
-@helper(nothing(i64, i64[:, ::1], i64[:, ::1]))
-def settle(row: int, tokens: Ints, lines: Ints) -> None:
-    """Raise the final mark of a row to its first unknown token, as the cache does where no mark is given."""
-    mark = lines[row, FINAL]
-    while mark < lines[row, LENGTH] and tokens[row, mark] >= 0:
-        mark += 1
-    lines[row, FINAL] = mark
-
-
-@helper(nothing(LONGS, i64, i64, i64, i64, i64, *OWN[:2]))
-def open_rows(longs: Ints, at: int, n: int, text: int, cached: int, limit: int, tokens: Ints, lines: Ints) -> None:
-    """Begin rows on what was found cached of their prompts, and lengthen them by what is computed behind it."""
-    starts = at + n
-    for i in range(n):
-        row, hit, number = longs[at + i], longs[cached + i], i64(NO_SALT)
-        begin, length = text + longs[starts + i], longs[starts + i + 1] - longs[starts + i]
-        if 0 <= limit < length - hit:
-            length = hit + limit
-        for t in range(length):
-            tokens[row, t] = longs[begin + t]
-        for t in range(hit):
-            number = next_number(number, longs[begin + t])
-        lines[row, USED], lines[row, LENGTH] = 1, length
-        lines[row, NUMBER], lines[row, SALT] = number, NO_SALT
-        lines[row, DONE] = lines[row, FINAL] = hit
-        settle(row, tokens, lines)
-
-
-@helper(nothing(LONGS, i64, i64, i64, i64, *OWN[:2]))
-def lengthen_rows(longs: Ints, at: int, n: int, text: int, given: int, tokens: Ints, lines: Ints) -> None:
-    """Put the tokens of an extend behind those that its rows have; open those that are not in use."""
-    starts = at + n
-    for i in range(n):
-        row = longs[at + i]
-        if lines[row, USED] == 0:
-            lines[row, USED], lines[row, DONE] = 1, 0
-            lines[row, NUMBER] = lines[row, SALT] = NO_SALT
-        length = lines[row, LENGTH]
-        for t in range(longs[starts + i], longs[starts + i + 1]):
-            tokens[row, length] = longs[text + t] if given else -1
-            length += 1
-        lines[row, LENGTH] = length
-        settle(row, tokens, lines)
 
 
 # ---- calls: each fills the fields, and follows its rows
@@ -223,7 +254,7 @@ def tell_prompts(
     sizes: Ints,
 ) -> None:
     """Tell a lookup, an admit, or an admit that was refused."""
-    rows, starts, text, cached = parts(journal, at)
+    rows, starts, _, cached = parts(journal, at)
     kind, limit = journal[at + KIND], journal[at + LIMIT]
     n, found = journal[at + N_STARTS] - 1, journal[at + N_CACHED]
     first = end = i64(0)
@@ -231,9 +262,10 @@ def tell_prompts(
         sizes[ROWS], end = n, say(journal, rows, n, out, end)
         first = i64(1)
     sizes[first + OF_SIZES], end = n, say_sizes(journal, starts, n, out, end)
+    units, seen = end, counts[SEEN]
     if counts[UNIT]:
-        before, end = end, say_units(journal, starts, text, n, kept, table, counts, out, end)
-        sizes[first + OF_UNITS] = end - before
+        end = say_units(journal, at, i64(kind == ADMIT), kept, tokens, lines, table, counts, out, end)
+        sizes[first + OF_UNITS] = end - units
     before, end = end, say_unknown(journal, at, out, end)
     if end > before:
         sizes[first + OF_UNKNOWN] = end - before
@@ -246,11 +278,8 @@ def tell_prompts(
     if kind == LOOKUP:
         return
     sizes[REFUSAL if kind & REFUSED else CACHED], end = found, say(journal, cached, found, out, end)
-    if kind & REFUSED:
-        return
-    if counts[UNIT]:
-        open_rows(journal, rows, n, text, cached, limit, tokens, lines)
-        say_finished(journal[rows : rows + n], tokens, lines, table, counts, sizes, OPENED, out, end)
+    if kind == ADMIT and counts[UNIT]:
+        say_opened(journal, at, units, seen, lines, counts, sizes, out, end)
 
 
 @helper(nothing(LONGS, i64, LONGS, i64, *OWN, i64[::1], i64[::1]))

@@ -4,8 +4,8 @@ These loops judge nothing: they say that everything is as it should be, and note
 that counts; then the NumPy code beside them works out what is the matter, which may also be nothing.
 """
 
-from blocktable._checksums import remainder
-from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
+from blocktable._jit import compiled, i32, i64, nothing, sealed
+from blocktable._prefix_numbers import next_number
 from blocktable.sanitize.laws import Ints
 
 FULL, WINDOW, CHUNKED = range(3)
@@ -14,8 +14,6 @@ KIND, REACH, WIDTH, BLOCK, RANKS, INTERLEAVE, RANK, BASE = range(8)
 # pool[...]: the last fence retired, the call in progress, blocks held; entries and counts that differ from those sent
 RETIRED, CALL, HELD, BEHIND, MISCOUNTED = range(5)
 
-# The number of a prefix: two remainders side by side, each made of the one before and the next token.
-PRIME, ONE, OTHER = 2**31 - 1, 48271, 1583458089
 NOTHING, ANYTHING = 0, 1  # contents: of no use to anybody; not known, after a finding
 
 _SEEN32, _SEEN64 = sealed(i32[::1]), sealed(i64[::1])
@@ -155,15 +153,6 @@ def follow_delta(
         pool[MISCOUNTED] += i64(live != counts[group, row]) - i64(sent_counts[group, row] != counts[group, row])
         sent_counts[group, row] = live
     return -1
-
-
-@helper(i64(i64, i64))
-def next_number(number: int, token: int) -> int:
-    """Return the number of a prefix that is one token longer: equal for equal tokens, and else not, but by chance."""
-    # The upper part counts twice in one of them: tokens that differ by PRIME would be alike in both. So would 0 and PRIME.
-    upper, last = token >> 31, remainder(token) + 1
-    low = (number & PRIME) * OTHER + last + upper + OTHER * i64(token & PRIME == PRIME)
-    return remainder((number >> 31) * ONE + last) << 31 | remainder(low)
 
 
 @compiled(nothing(i64, _SEEN64, i64[::1]))
