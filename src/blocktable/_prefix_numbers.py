@@ -27,7 +27,7 @@ def modulo(n: int) -> Any:
 
 
 @helper(i64(i64, i64))
-def next_number(number: int, token: int) -> int:
+def next_number(number: int, token: int) -> Any:
     """Return the number of a prefix that is one token longer."""
     # The upper part counts twice in one of them: tokens that differ by PRIME would be alike in both. So would 0 and PRIME.
     upper, last = token >> 31, modulo(token) + 1
