@@ -15,6 +15,7 @@ from blocktable.errors import ArgumentError
 
 I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
+FLAGS = (bool, np.bool_)
 I64_BOUNDS = np.iinfo(np.int64)
 CODES = {I32: "i", I64: "q"}
 

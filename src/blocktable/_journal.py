@@ -37,7 +37,7 @@ class JournalFull(Exception):  # noqa: N818 - no error: the call is made again
 
 def is_usual(final: Any, salts: Any, partial: Any, headroom: Any) -> bool:
     """Say whether an extend is one that a journal has a place for."""
-    return final is None and salts is None and not partial and not headroom
+    return final is None and salts is None and partial is False and type(headroom) is int and headroom == 0
 
 
 def is_full(journal: Ints) -> bool:

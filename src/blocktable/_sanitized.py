@@ -16,6 +16,24 @@ class Sanitizable:
         return object.__new__(chosen(cls, sanitize))
 
 
+def joined(cls: Any, base: Any, mixin: Any, more: dict[str, Any]) -> Any:
+    """Return the class that does what ``cls`` does, with the mixin's verbs in front of those of ``base``, which it has.
+
+    Those of a user's subclass stay in front: what they call, and in which order, is seen as it is done.
+    """
+    made = type(base.__name__, (mixin, base), {"__module__": base.__module__, "_made_of": base, **more})
+    if cls is base:
+        return made
+    return type(cls.__name__, (cls, made), {"__module__": cls.__module__, "_made_of": cls})
+
+
+def plain(cls: Any) -> Any:
+    """Return the class that one which is recorded or sanitized was made of."""
+    while "_made_of" in vars(cls):
+        cls = cls._made_of
+    return cls
+
+
 def chosen(cls: type[T], sanitize: Any) -> type[T]:
     """Return the class to make: recorded while a recording is in progress, sanitized where ``sanitize`` asks for it.
 

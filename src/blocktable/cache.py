@@ -24,7 +24,7 @@ from blocktable import _extend_kernels as e
 from blocktable import _kernels as k
 from blocktable import _pool_kernels as pool
 from blocktable import _prefix_kernels as index
-from blocktable._arrays import as_int64
+from blocktable._arrays import FLAGS, as_int64
 from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
@@ -239,7 +239,7 @@ class KVCache(Uncopied, Sanitizable):
             n = max(starts.size - 1, 0)
             finals = _NONE if final is None else _per_row("admit", final, "final", n)
             limits = self._unlimited if limit is None else _per_row("admit", limit, "limit", n)
-            if headroom:
+            if headroom != 0:
                 headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
             roots = _NONE if salts is None else self._salted("admit", salts, n, create=True)
             room = int(starts[-1]) if n else 0
@@ -326,8 +326,14 @@ class KVCache(Uncopied, Sanitizable):
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
-            if headroom:
+            if headroom != 0:
                 headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
+            if not isinstance(partial, FLAGS):
+                raise ArgumentError(
+                    f"extend: partial must be True or False, got {partial!r}",
+                    values={"partial": partial},
+                    remedy="pass partial=True to serve the first rows that fit",
+                )
             total = int(starts[-1]) if starts.size else 0
             total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
@@ -418,7 +424,7 @@ class KVCache(Uncopied, Sanitizable):
 
     def _epoch(self, verb: str, fence: Any) -> int:
         """Return the small number that stands for a fence in the blocks."""
-        value = _integer(fence, "fence", None)
+        value = _number(fence, "fence")
         floor = max((n for n in (self._last_fence, self._retired) if n is not None), default=value)
         if value < floor or value == self._retired:
             raise ArgumentError(
@@ -433,7 +439,7 @@ class KVCache(Uncopied, Sanitizable):
     def retire(self, n: int) -> None:
         """Let the blocks of every fence up to ``n`` be reissued: the steps that read them are done."""
         with self._sole("retire"):
-            value = _integer(n, "n", None)
+            value = _number(n, "n")
             done = bisect_right(self._fences, value)
             if done:
                 pool.retire(self._meta, self._core[5], self._epochs[done - 1])
@@ -450,7 +456,7 @@ class KVCache(Uncopied, Sanitizable):
         ``Delta.copies``. Cost: the row's blocks.
         """
         with self._sole("fork"):
-            pair = _integer(row, "row", None), _integer(into, "into", None)
+            pair = _number(row, "row"), _number(into, "into")
             code = self._forked(*pair)
             if code == c.GROW:
                 self._grow(int(self._meta[c.NEEDED]))
@@ -661,7 +667,7 @@ class KVCache(Uncopied, Sanitizable):
 
 def _per_row(verb: str, value: Any, name: str, n: int) -> NDArray[np.int64]:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and name == "limit":
-        return np.full(n, min(value, c.NO_LIMIT), np.int64)
+        return np.full(n, max(-(2**63), min(value, c.NO_LIMIT)), np.int64)
     found = as_int64(value, name)
     if found.size != n:
         raise ArgumentError(
@@ -681,6 +687,19 @@ def _integer(value: Any, name: str, least: int | None) -> int:
             remedy=f"pass {name} as an integer",
         )
     return int(value)
+
+
+def _number(value: Any, name: str) -> int:
+    """Return an integer that may be as low as it likes, and fits int64."""
+    found = _integer(value, name, None)
+    if not -(2**63) <= found < 2**63:
+        raise ArgumentError(
+            f"{name} is {found}, which does not fit int64",
+            law="L12",
+            values={name: found},
+            remedy=f"keep {name} within {-(2**63)}..{2**63 - 1}",
+        )
+    return found
 
 
 def _sealed(array: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ entry    | null     | block ids       | null (L4)          |
 
 import zlib
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Lock, RLock
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from blocktable.errors import ArgumentError, ConcurrentUse, LawBroken
 from blocktable.groups import KINDS, Group
 
 MOST = 2**31 - 1  # rows, and tokens of one step
-PATIENCE, POLL = 60.0, 2e-5  # seconds for which whoever reads what calls leave waits for a call, and between two looks
+POLL = 2e-5  # seconds between two looks of whoever reads what calls leave, and waits for one
 
 
 class Shape(NamedTuple):
@@ -104,7 +104,9 @@ class TableState(Uncopied, Sanitizable):
 
     def __init__(self, shapes: Sequence[Shape], max_rows: int, num_blocks: int | None) -> None:
         self._busy = Lock()
-        self._reading = Lock()  # whoever reads what calls leave has this one first, and waits for the call in progress
+        # Whoever reads what calls leave has this one first, and waits for the call in progress. A call of a signal handler
+        # that interrupted him is refused, as beside a call: it would wait for him for ever.
+        self._reading = RLock()
         self._allocate(tuple(shapes), max_rows, num_blocks)
 
     def _allocate(self, shapes: tuple[Shape, ...], max_rows: int, num_blocks: int | None) -> None:
@@ -253,12 +255,12 @@ class TableState(Uncopied, Sanitizable):
             if self._busy.locked():
                 raise _busy(verb, "another call on this object is in progress")
 
-    def _after_call(self, verb: str) -> Lock:
+    def _after_call(self, verb: str, patience: float) -> Lock:
         """Return the lock to hold for reading what calls left, once the call in progress is done; ``_reading`` is held."""
-        until = monotonic() + PATIENCE
+        until = monotonic() + patience
         while self._busy.locked():
             if monotonic() > until:  # it may be the reader's own
-                raise _busy(verb, f"another call on this object is in progress for {PATIENCE:g} s")
+                raise _busy(verb, f"another call on this object is in progress for {patience:g} s")
             sleep(POLL)
         return self._busy
 

@@ -194,7 +194,7 @@ def test_who_cannot_close_for_a_call_in_progress_is_told_and_may_try_again(tmp_p
     cache._pending._written = 10_000
     for _ in range(2):  # the first one is written at once
         usual(cache)
-    monkeypatch.setattr("blocktable.state.PATIENCE", 0.01)
+    monkeypatch.setattr("blocktable.recording.pending.PATIENCE", 0.01)
     cache.extend(Meanwhile([0], close), [0, 1], [6])
     assert not recorder.closed
     recorder.close()
@@ -208,7 +208,7 @@ def test_a_flush_goes_on_to_the_other_caches_where_one_is_in_a_call(tmp_path, mo
         written.append([one.number for one in read(tmp_path / "run") if isinstance(one, Record)])
 
     written = []
-    monkeypatch.setattr("blocktable.state.PATIENCE", 0.01)
+    monkeypatch.setattr("blocktable.recording.pending.PATIENCE", 0.01)
     with recording.record(tmp_path / "run") as recorder:
         caches = [recorded_cache() for _ in range(3)]
         for cache in caches:

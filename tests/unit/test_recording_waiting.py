@@ -364,7 +364,7 @@ def test_a_call_waits_for_who_writes_what_waits_and_refuses_another_call(tmp_pat
         assert cache.stats()["held"] == 2
         flusher.join()
         monkeypatch.undo()
-        monkeypatch.setattr("blocktable.state.PATIENCE", 0.01)
+        monkeypatch.setattr("blocktable.recording.pending.PATIENCE", 0.01)
         with cache.tables._sole("view"), pytest.raises(ConcurrentUse, match="flush"):
             cache._pending.flush()
         cache.commit()

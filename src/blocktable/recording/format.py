@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from io import FileIO
 from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,12 +67,20 @@ class Writer:
     """Appends records to a file.
 
     With ``bound``, the file is put aside as ``path`` + ".old" when it has half of it, and a new one begun: together they
-    never hold more than ``bound`` bytes and one record.
+    hold no more than ``bound`` bytes, what each begins with, and one record.
     """
 
     def __init__(self, path: str | Path, bound: int | None = None) -> None:
-        self.path = Path(path)
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(
+                f"a recording needs the path of a file, got {path!r}",
+                values={"path": path},
+                remedy="pass a str or a pathlib.Path",
+            )
+        self.path, self._older = Path(path), Path(f"{path}.old")
         self._bound = bound
+        if bound is not None:
+            refuse_in_use(self._older)
         self._piece = PIECE if bound is None else min(PIECE, bound // 2)
         self.meta = np.zeros(3, np.int64)
         self._open()
@@ -82,7 +91,11 @@ class Writer:
         self.window = np.zeros(0, np.uint8)
         try:
             self._file = begun_anew(self.path)
-            self.room(len(MAGIC))
+            try:
+                self.room(len(MAGIC))
+            except BaseException:
+                self.close()
+                raise
         except ArgumentError:
             raise
         except (OSError, ValueError) as error:
@@ -106,9 +119,9 @@ class Writer:
         begin, size = self.size, max(size, self._piece)
         done = 0
         while done < size:  # now, so that a full disk is an error here and not a signal later
-            done += os.pwrite(self._file, bytes(size - done), begin + done)
+            done += os.pwrite(self._file.fileno(), bytes(size - done), begin + done)
         before = begin % ALLOCATIONGRANULARITY  # a mapping begins with a page
-        self.window = np.frombuffer(mmap(self._file, before + size, offset=begin - before), np.uint8)[before:]
+        self.window = np.frombuffer(mmap(self._file.fileno(), before + size, offset=begin - before), np.uint8)[before:]
         self._begin, self.meta[coding.AT] = begin, 0
 
     def say(self, record: list[Any]) -> None:
@@ -124,49 +137,87 @@ class Writer:
     def turn(self) -> None:
         """Put the file aside, in place of the one before, and begin a new one."""
         self.close()
-        self.path.replace(f"{self.path}.old")
+        self.path.replace(self._older)
         self._open()
 
     def close(self) -> None:
-        """Close the file, as long as what is in it."""
-        os.ftruncate(self._file, self.size)
-        flock(self._file, LOCK_UN)  # a forked process may hold the file open
-        self.leave()
+        """Close the file, as long as what is in it; again, it does nothing."""
+        if self._file.closed:
+            return
+        try:
+            self._file.truncate(self.size)
+            flock(self._file, LOCK_UN)  # a forked process may hold the file open
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Let go of the file as it is."""
-        os.close(self._file)
+        self._file.close()
         self.window = np.zeros(0, np.uint8)
 
 
-def begun_anew(path: Path) -> int:
-    """Open a file and empty it, unless another recorder, of any process, has it mapped: a write would be a bus error."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        with suppress(OSError):  # file systems without locks
-            try:
-                flock(file, LOCK_EX | LOCK_NB)
-            except BlockingIOError:
-                raise ArgumentError(
-                    f"another recording writes to {path}",
-                    values={"path": str(path)},
-                    remedy="close that one first, or name another file",
-                ) from None
-        os.ftruncate(file, 0)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+def begun_anew(path: Path) -> FileIO:
+    """Open a file and empty it, unless another recorder, of any process, has it mapped: a write would be a bus error.
+
+    Returns the file itself, since its number may be another one's as soon as it is closed.
+    """
+    while True:
+        file = FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o644))
+        try:
+            lock(file, path)
+            with suppress(FileNotFoundError):  # a ring put it aside before it was locked
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # noqa: PTH116 - as that of the file
+                    file.truncate(0)
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def lock(file: FileIO, path: Path) -> None:
+    """Lock a file, unless another recorder has it locked."""
+    with suppress(OSError):  # file systems without locks
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            raise ArgumentError(
+                f"another recording writes to {path}",
+                values={"path": str(path)},
+                remedy="close that one first, or name another file",
+            ) from None
+
+
+def refuse_in_use(path: Path) -> None:
+    """Refuse a file that another recorder writes to."""
+    with suppress(OSError, ValueError), FileIO(path) as file:
+        lock(file, path)
 
 
 def read(path: str | Path) -> Iterator[list[Any] | Record]:
-    """Yield the whole records of a recording, of a ring the older part first; gzip is read as it is.
+    """Yield the whole records of a recording, of a ring the older half first; gzip is read as it is.
 
     Raises ArgumentError for a file that is no recording; a damaged or cut end is no error.
     """
-    older = Path(f"{path}.old")
-    for part in (older, Path(path)) if _is_there(older) else (Path(path),):
-        yield from _records(_bytes(part), part)
+    newer, older = Path(path), Path(f"{path}.old")
+    before = _bytes(older) if _is_there(older) and os.access(older, os.R_OK) and older.is_file() else b""
+    data = _bytes(newer) if not before or _is_there(newer) else b""
+    half = _half(before)
+    begun = bool(data.replace(MAGIC, b"", 1).strip(b"\0"))  # else killed as it was to begin this half
+    if half and (not begun or _half(data) == (half[0], half[1] + 1)):
+        yield from _records(before, older)
+    if begun or not half:
+        yield from _records(data, newer)
+
+
+def _half(data: bytes) -> tuple[Any, Any] | None:
+    """Return which ring a file is a half of, and its how many-th; None for what is none."""
+    if data[: len(MAGIC)] != MAGIC:
+        return None
+    match next(_records(data, Path()), None):
+        case ["begin", _, 1, ring, int(number)]:
+            return ring, number
+    return None
 
 
 def _is_there(path: Path) -> bool:

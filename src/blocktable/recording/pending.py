@@ -33,6 +33,7 @@ T = TypeVar("T")
 CALLS, SHARE = 256, 16  # calls that may wait, and calls written for each that may
 ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 WAIT = 0.01  # seconds after which a commit writes all
+PATIENCE = 60.0  # seconds for which whoever writes them waits for the call in progress
 NO_SLOTS = np.zeros((1, 0), np.int64)
 NEVER = -2  # the size of fields of a kind of which there was no call yet: no field has it
 
@@ -104,10 +105,10 @@ class Pending:
             self._cache._journal = NO_JOURNAL
             self._cache._pending = None
 
-    def flush(self) -> None:
-        """Write what waits."""
+    def flush(self, *, wait: bool = True) -> None:
+        """Write what waits; without ``wait``, ConcurrentUse while a call is in progress."""
         if self.journal[WAITING]:
-            self._alone(self.write)
+            self._alone(self.write, PATIENCE if wait else 0.0)
 
     def _write_and_use(self, journal: Ints) -> None:
         """Write what waits, and go on with a journal that keeps no prompts."""
@@ -120,12 +121,12 @@ class Pending:
                 self._cache._journal = journal
             self._go_on()
 
-        self._alone(do)
+        self._alone(do, PATIENCE)
 
-    def _alone(self, do: Callable[[], None]) -> None:
+    def _alone(self, do: Callable[[], None], patience: float) -> None:
         """Do something with the journal and the file, of which the journal is always taken first."""
         tables, recorder = self._cache.tables, self._recorder
-        with tables._reading, tables._after_call("flush"), recorder.lock, recorder.whole:
+        with tables._reading, tables._after_call("flush", patience), recorder.lock, recorder.whole:
             do()
 
     # What is done with it, by one at a time.

@@ -7,13 +7,13 @@ with recording.record("run.btr"):
 import os
 from atexit import register, unregister
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache as cached_by
 from functools import partial as partial_of
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from time import perf_counter
 from typing import Any, Self, TypeVar, cast
 
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from blocktable import _sanitized
+from blocktable._arrays import FLAGS, as_count, as_int64
 from blocktable._cache_layout import COPIES, NO_LIMIT
 from blocktable._ints import lcm
 from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull, is_usual
@@ -32,8 +33,7 @@ from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
 from blocktable.recording.pending import NO_SLOTS, Pending
 from blocktable.recording.steps import SEATS
-from blocktable.sanitize.reading import Unreadable, integers
-from blocktable.state import PATIENCE
+from blocktable.sanitize.reading import Unreadable
 
 V = TypeVar("V", bound=Callable[..., Any])
 VERSION = 2
@@ -54,8 +54,9 @@ def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: boo
     objects
         Objects made before, in which nothing has happened yet.
     ring
-        Bytes that the recording may take at most, its older half in ``path`` + ".old". A ring holds the last steps, with
-        the entries that changed: it shows what rows held, and is not run again.
+        Bytes that the calls of the recording may take at most, its older half in ``path`` + ".old", beside what each half
+        begins with: the shapes and the tables as they are. A ring holds the last steps, with the entries that changed: it
+        shows what rows held, and is not run again.
     tokens
         Also keep the tokens of calls, through a permutation whose key is made up now and kept nowhere: equal tokens stay
         equal, and which ones they are is not in the file. Without it nothing of the text is, but which prefixes are equal.
@@ -73,16 +74,24 @@ def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: boo
     >>> recording.replay(file.name).digest == recorder.digest
     True
     """
-    if ring is not None and ring < 4096:
-        raise ArgumentError(
-            f"a ring of {ring} bytes holds nothing", values={"ring": ring}, remedy="give it 4096 or more"
-        )
-    for one in objects:
+    if ring is not None:
+        ring = as_count(ring, "ring", 4096, 2**62)
+    for n, one in enumerate(objects):
         refuse_used(one)
+        if any(one is other for other in objects[:n]):
+            raise ArgumentError(
+                f"a {type(one).__name__} is given twice",
+                values={"type": type(one).__name__},
+                remedy="give each object once",
+            )
     recorder = Recorder(Writer(path, ring), ring=ring is not None, tokens=tokens)
-    for one in objects:
-        recorder.add(one)
-    _sanitized.RECORDERS.append(recorder)
+    try:
+        for one in objects:
+            recorder.add(one)
+        _sanitized.RECORDERS.append(recorder)
+    except BaseException:
+        recorder.end()
+        raise
     return recorder
 
 
@@ -99,8 +108,10 @@ class Recorder:
         self._pending: dict[int, Pending] = {}
         self.lock, self.whole = Lock(), Whole(self)  # objects of several threads may share a recorder
         self.closed = False
+        self._name, self._halves = os.urandom(8), 0  # of a ring, by which its halves are known
         register(self.flush)
-        self.writer.say(["begin", VERSION, int(ring)])
+        with self.whole:
+            self._say_begin()
 
     @property
     def digest(self) -> str:
@@ -117,22 +128,22 @@ class Recorder:
                 remedy="begin another one",
             )
         refuse_used(one)
-        kind = type(one)
-        base = kind.__mro__[2] if kind.__module__ == kind.__mro__[2].__module__ and hasattr(one, "sanitizer") else kind
-        made = recorded(base)
+        made = recorded(_sanitized.plain(type(one)))
         if hasattr(one, "sanitizer"):
             made = _sanitized.chosen(made, sanitize=True)
         one.__class__ = made
         self.begin(one)
 
     def begin(self, one: Any) -> int:
-        """Write what an object was made with; return its number."""
+        """Write what an object was made with; return its number. What another thread closed meanwhile takes nothing."""
         with self.lock, self.whole:
             number = len(self._objects)
+            if self.closed:
+                return number
             self._objects.append(one)
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
-            if self._usual and hasattr(one, "final") and _is_plain(type(one)):
+            if self._usual and hasattr(one, "final"):
                 one._pending = Pending(self, number, identity, one)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
@@ -175,24 +186,29 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the calls that wait; a finding of the sanitizer, closing, and the end of the program do it too."""
+        self._flush(wait=True)
+
+    def _flush(self, *, wait: bool) -> None:
         with ExitStack() as every:  # those behind one that cannot be written are written too
             for pending in reversed(list(self._pending.values())):
-                every.callback(pending.flush)
+                every.callback(pending.flush, wait=wait)
 
-    def give_up(self) -> None:
+    def give_up(self, why: BaseException) -> None:
         """End the recording, since a call may have been done that it does not hold; those before it are in the file."""
+        if self.closed:
+            return
+        why.add_note(f"the recording {self.writer.path} ends here: whether the call was done, it cannot tell")
         try:
-            self.flush()
+            with suppress(ConcurrentUse):  # of a cache that is in a call; nobody waits for it while this is raised
+                self._flush(wait=False)
         finally:
             with self.lock:
                 self.end()
 
     def end(self) -> None:
-        """Write nothing more."""
-        if self.closed:
-            return
+        """Write nothing more; again, do what was left of it."""
         self.closed = True
-        if self in _sanitized.RECORDERS:
+        with suppress(ValueError):
             _sanitized.RECORDERS.remove(self)
         unregister(self.flush)
         self._let_go()
@@ -200,10 +216,9 @@ class Recorder:
 
     def hold(self, stack: ExitStack) -> None:
         """Let nobody read what calls left until ``stack`` is closed."""
-        for pending in self._pending.values():
-            reading = pending.reading
-            if reading.acquire(timeout=PATIENCE):
-                stack.callback(reading.release)
+        for pending in list(self._pending.values()):
+            stack.callback(_let_read, pending.reading)  # first, so that none stays held
+            pending.reading.acquire()
 
     def leave(self) -> None:
         """Write nothing in a process forked from the one that records: the file is that one's."""
@@ -222,18 +237,27 @@ class Recorder:
             return
         self.writer.turn()
         self._before.clear()
-        self.writer.say(["begin", VERSION, 1])
+        self._say_begin()
         for other, one in enumerate(self._objects):
             self.writer.say(["object", other, describe(one)])
             if hasattr(one, "snapshot"):
-                self.writer.say(["snapshot", other, one.snapshot()])
+                self.writer.say(["snapshot", other, one._shown()])  # noqa: SLF001 - as above
+
+    def _say_begin(self) -> None:
+        self._halves += 1
+        self.writer.say(["begin", VERSION, *([1, self._name, self._halves] if self._ring else [0])])
 
     def salts(self, salts: Any, n: int) -> Ints | None:
-        """Return salts as numbers in the order in which they were first seen, 0 for none."""
-        if salts is None or len(salts) != n:
+        """Return salts as numbers in the order in which they were first seen, 0 for none, -1 for an empty one."""
+        if salts is None:
             return None
+        if isinstance(salts, (bytes, str)) or not isinstance(salts, Sequence) or len(salts) != n:
+            raise Unreadable
+        if not all(salt is None or isinstance(salt, bytes) for salt in salts):
+            raise Unreadable
         known = self._salts
-        return np.array([known.setdefault(salt, len(known) + 1) if salt else 0 for salt in salts], np.int64)
+        numbers = [0 if salt is None else known.setdefault(salt, len(known) + 1) if salt else -1 for salt in salts]
+        return np.array(numbers, np.int64)
 
     def tokens(self, text: Ints) -> Ints | None:
         """Return what is kept of the tokens of a call, beside which prefixes are equal."""
@@ -245,7 +269,7 @@ class Recorder:
         with self.lock, self.whole:
             if not self.closed:
                 self.writer.say(["end", digest_of(self.writer.meta)])
-                self.end()
+            self.end()
 
     def __enter__(self) -> Self:
         return self
@@ -266,6 +290,11 @@ class Whole:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self._recorder.end()
+
+
+def _let_read(reading: RLock) -> None:
+    with suppress(RuntimeError):  # it was not taken
+        reading.release()
 
 
 _FORKING = ExitStack()
@@ -355,7 +384,7 @@ def _refusal(name: str, law: str) -> Ints:
 
 def refuse_used(one: Any) -> None:
     """Refuse what is neither a cache nor tables, or has been used: a replay begins with nothing."""
-    if not hasattr(type(one), "commit") or getattr(one, "tables", one) is None or _used(one):
+    if not issubclass(recorded(_sanitized.plain(type(one))), Recorded) or _used(one):
         raise ArgumentError(
             f"a {type(one).__name__} cannot be recorded from here on",
             values={"type": type(one).__name__},
@@ -372,12 +401,6 @@ def refuse_used(one: Any) -> None:
 
 def _used(one: Any) -> bool:
     return not hasattr(one, "_is_used") or bool(one._is_used())  # noqa: SLF001
-
-
-def _is_plain(cls: Any) -> bool:
-    """Say whether the verbs of each step are ours: those of a subclass may call ours as they like, and are told by themselves."""
-    verbs = (getattr(cls, f"_plain_{verb}") for verb in USUAL)
-    return all(str(getattr(verb, "__module__", "")).startswith("blocktable.") for verb in verbs)
 
 
 def _identity(one: Any) -> Identity | None:
@@ -399,9 +422,10 @@ def all_or_none(verb: V) -> V:
             return verb(self, *args, **named)
         except BlockTableError:
             raise
-        except BaseException:
-            if self._recorder is not None:
-                self._recorder.give_up()
+        except BaseException as error:
+            began = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if began and self._recorder is not None:  # else they are no arguments of the verb
+                self._recorder.give_up(error)
             raise
 
     return cast("V", run)
@@ -423,8 +447,13 @@ class Recorded:
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        if _sanitized.RECORDERS:
-            _sanitized.RECORDERS[-1].begin(self)
+        for recorder in _sanitized.RECORDERS[-1:]:  # another thread may close it meanwhile
+            recorder.begin(self)
+
+    def _shown(self) -> bytes:
+        """Return a snapshot, at which no sanitizer looks: it does not know yet of the commit that is being recorded."""
+        shown: bytes = super().snapshot()  # type: ignore[misc]
+        return shown
 
     @all_or_none
     def commit(self) -> Delta:
@@ -446,41 +475,43 @@ class RecordedTables(Recorded):
         if self._recorder is not None:
             self._recorder.write("resize", self._number, [of_text(shapes)])
 
-
-def _tables_verb(verb: str) -> Callable[..., None]:
     @all_or_none
-    def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
-        real = getattr(super(RecordedTables, self), verb)
-        given = list(signature(real).bind(*args, **named).arguments.values())
+    def _do(self, verb: str, call: Callable[[], None], given: Sequence[Any]) -> None:
+        """Do a verb of these arguments, and record it."""
         try:
-            real(*args, **named)
+            call()
         except BlockTableError as error:
             if self._recorder is not None and not isinstance(error, ConcurrentUse):
-                self._recorder.write(verb, self._number, fields_of(given), refused=error)
+                with suppress(Unreadable):  # refused, and not to be done again
+                    self._recorder.write(verb, self._number, fields_of(given), refused=error)
             raise
         if self._recorder is not None:
             self._recorder.write(verb, self._number, fields_of(given))
+
+
+def _tables_verb(verb: str) -> Callable[..., None]:
+    def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
+        real = getattr(super(RecordedTables, self), verb)
+        given = list(signature(real).bind(*args, **named).arguments.values())
+        self._do(verb, partial_of(real, *args, **named), given)
 
     recorded_verb.__name__ = verb
     return recorded_verb
 
 
 # What an argument of a verb of tables is: so many arrays, one per group, or
-ARRAY, INTEGER, NO_GROUP, UNREADABLE = -1, -2, -3, -4
+ARRAY, INTEGER, NO_GROUP = -1, -2, -3
 
 
 def fields_of(arguments: Sequence[Any]) -> list[Ints]:
-    """Return the arguments of a verb of tables as fields: what each is, then the arrays and integers."""
+    """Return the arguments of a verb of tables as fields: what each is, then the arrays and integers; else Unreadable."""
     what: list[int] = []
     fields: list[Ints] = []
     for argument in arguments:
-        parts = argument if isinstance(argument, tuple) and not all(map(_is_integer, argument)) else [argument]
-        try:
-            found = [np.array([part]) if _is_integer(part) else integers(part) for part in parts if part is not None]
-        except (Unreadable, ValueError, TypeError, OverflowError):
-            what.append(UNREADABLE)
-            continue
-        if parts is argument:
+        several = isinstance(argument, (tuple, list)) and not all(map(_is_integer, argument))
+        parts = argument if several else [argument]
+        found = [np.array([whole(part)]) if _is_integer(part) else exact(part) for part in parts if part is not None]
+        if several:
             what.append(len(found))
         else:
             what.append(NO_GROUP if argument is None else INTEGER if _is_integer(argument) else ARRAY)
@@ -489,7 +520,22 @@ def fields_of(arguments: Sequence[Any]) -> list[Ints]:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer))
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def exact(value: Any) -> Ints:
+    """Return integers as tables and caches take them; Unreadable for what they refuse."""
+    try:
+        return as_int64(value, "")
+    except ArgumentError:
+        raise Unreadable from None
+
+
+def whole(value: Any) -> int:
+    """Return an integer as tables and caches take it; Unreadable for what they refuse."""
+    if not _is_integer(value) or not -(2**63) <= value < 2**63:
+        raise Unreadable
+    return int(value)
 
 
 for _name in ("append", "assign", "truncate", "clear", "release", "move", "swap", "copy"):
@@ -509,9 +555,11 @@ class RecordedCache(Recorded):
                 delta: Delta = self._plain_commit()
             except JournalFull as full:
                 delta = pending.again(full.numbers, self._plain_commit)
-        except BaseException:
+        except BlockTableError:
+            raise
+        except BaseException as error:
             if self._meta[COPIES]:  # type: ignore[attr-defined]  # it may be done, and is not noted
-                self._recorder.give_up()
+                self._recorder.give_up(error)
             raise
         if pending.journal[DUE] or perf_counter() > pending.until:
             pending.flush()
@@ -537,7 +585,7 @@ class RecordedCache(Recorded):
             self._identity.follow(self.lengths, self.final)  # type: ignore[attr-defined]
         try:
             fields = told(result)
-        except (Unreadable, ValueError, TypeError, IndexError):
+        except Unreadable:
             return  # no arrays that belong together: refused, and not to be done again
         self._recorder.write(verb, self._number, fields, None if refused else result, refused)
 
@@ -569,7 +617,7 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(cached: Any) -> list[Any]:
-            opened = integers(rows)
+            opened = exact(rows)
             starts, text = _cut(indptr, tokens, opened)
             fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
             if cached is _NOTHING:
@@ -594,11 +642,11 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            opened = integers(rows)
+            opened = exact(rows)
             starts, text = _cut(indptr, tokens, opened)
             one = np.ndim(limit) == 0
-            limits = None if limit is None else integers(_least(limit) if one else limit)
-            marks = None if final is None else integers(final)
+            limits = None if limit is None else np.array(_least(limit)) if one else exact(limit)
+            marks = None if final is None else exact(final)
             fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
             fields += [limits, marks, np.array([*_least(headroom), int(one)])]
             if result is _NOTHING:
@@ -666,14 +714,16 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> list[Any]:
         """Return the fields of an extend."""
-        wanted = integers(rows)
+        wanted = exact(rows)
         starts, text = _cut(indptr, tokens, wanted)
         unknown = np.array([-1]) if tokens is None else _unknown(text)
-        marks = None if final is None else integers(final)
+        marks = None if final is None else exact(final)
         fields = [wanted, np.diff(starts), unknown, marks, self._recorder.salts(salts, wanted.size)]
         if result is not _NOTHING and not partial:
             result = (result, wanted.size)
         served = result[1] if result is not _NOTHING else 0
+        if not isinstance(partial, FLAGS):
+            raise Unreadable
         fields.append(np.array([int(partial), *_least(headroom), served]))
         if result is _NOTHING:
             return fields
@@ -690,9 +740,11 @@ class RecordedCache(Recorded):
         before = self.final.copy()  # type: ignore[attr-defined]
 
         def told(result: Any) -> list[Any]:
-            wanted, marks = integers(rows), integers(lengths)
+            wanted, marks = exact(rows), exact(lengths)
             fields: list[Any] = [wanted, marks, None, None]
             text = NONE
+            if (indptr is None) != (tokens is None):
+                raise Unreadable
             if tokens is not None:
                 starts, text = _cut(indptr, tokens, wanted)
                 fields = [wanted, marks, np.diff(starts), _unknown(text)]
@@ -709,7 +761,7 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            wanted, ends = integers(rows), integers(lengths)
+            wanted, ends = exact(rows), exact(lengths)
             if result is None and self._identity is not None:
                 for row in wanted.tolist():
                     self._identity.cut(row, int(self.final[row]))  # type: ignore[attr-defined]
@@ -722,7 +774,7 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(result: Any) -> list[Any]:
-            wanted = integers(rows)
+            wanted = exact(rows)
             if result is None and self._identity is not None:
                 self._identity.close(wanted)
             return [wanted, _one(fence)]
@@ -740,7 +792,7 @@ class RecordedCache(Recorded):
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""
-        self._call("retire", (n,), {}, lambda _: [_one(n)])
+        self._call("retire", (n,), {}, lambda _: [np.array([whole(n)])])
 
     def fork(self, row: int, into: int) -> None:
         """Do it, and record it."""
@@ -748,7 +800,7 @@ class RecordedCache(Recorded):
         def told(result: Any) -> list[Any]:
             if result is None and self._identity is not None:
                 self._identity.fork(row, into)
-            return [np.array([int(row), int(into)])]
+            return [np.array([whole(row), whole(into)])]
 
         self._call("fork", (row, into), {}, told)
 
@@ -781,22 +833,24 @@ class RecordedCache(Recorded):
 
 def _cut(indptr: Any, tokens: Any, rows: Ints | None = None) -> tuple[Ints, Ints]:
     """Return indptr and tokens, none where not known; Unreadable where they do not belong together: only sizes are recorded."""
-    starts, text = integers(indptr), NONE if tokens is None else integers(tokens)
+    starts, text = exact(indptr), NONE if tokens is None else exact(tokens)
     if not starts.size or starts[0] or (tokens is not None and starts[-1] != text.size):
         raise Unreadable
     if (starts[1:] < starts[:-1]).any() or (rows is not None and starts.size != rows.size + 1):
+        raise Unreadable
+    if text.size and text.min() < -1:  # written as -1, which is a token that is not known
         raise Unreadable
     return starts, text
 
 
 def _least(*values: Any) -> list[int]:
     """Return numbers, of which the larger ones all mean the same to a cache."""
-    return [min(int(value), NO_LIMIT) for value in values]
+    return [whole(min(value, NO_LIMIT)) if _is_integer(value) else whole(value) for value in values]
 
 
 def _one(value: Any) -> Ints | None:
     """Return an integer as a field."""
-    return None if value is None else np.array([int(value)], np.int64)
+    return None if value is None else np.array([whole(value)], np.int64)
 
 
 def _unknown(text: Ints) -> Ints | None:
@@ -815,11 +869,15 @@ def recorded(cls: Any) -> Any:
     if issubclass(cls, Recorded):
         return cls
     for base in cls.__mro__:
-        if base.__qualname__ in ("Recorded", "CacheTables", "Replica", "DeviceTables"):
+        place = f"{base.__module__}.{base.__qualname__}"
+        if place in (
+            "blocktable.cache.CacheTables",
+            "blocktable.replica.Replica",
+            "blocktable.device.tables.DeviceTables",
+        ):
             return cls
-        mixin = {"KVCache": RecordedCache, "BlockTables": RecordedTables}.get(base.__qualname__)
-        if mixin is not None and base.__module__.startswith("blocktable."):
+        mixin = {"blocktable.cache.KVCache": RecordedCache, "blocktable.tables.BlockTables": RecordedTables}.get(place)
+        if mixin is not None:
             # Those of every step go without super(), which costs as much as what they do here.
-            plain = {f"_plain_{verb}": getattr(cls, verb, None) for verb in USUAL}
-            return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, **plain})
+            return _sanitized.joined(cls, base, mixin, {f"_plain_{verb}": getattr(base, verb, None) for verb in USUAL})
     return cls

@@ -23,7 +23,6 @@ from blocktable.recording.record import (
     _SHAPE,
     INTEGER,
     NO_GROUP,
-    UNREADABLE,
     VERSION,
     digest_of,
     fold,
@@ -391,9 +390,7 @@ class _Reader:
         for record in read(self._path):
             if not isinstance(record, Record):
                 continue
-            call = self._guarded(lambda record=record, step=step: self._call(record, step))
-            if call is not None:
-                yield call
+            yield self._guarded(lambda record=record, step=step: self._call(record, step))
             step += record.verb in STEPS
 
     def _begin(self, what: dict[str, Any]) -> None:
@@ -407,7 +404,7 @@ class _Reader:
     def _row(self, number: int, row: int) -> _Row:
         return self._rows.setdefault((number, row), _Row())
 
-    def _call(self, record: Record, step: int) -> Call | None:
+    def _call(self, record: Record, step: int) -> Call:
         verb, number, fields, check, refused = record
         if not 0 <= number < len(self.made):
             raise ArgumentError(f"a record names object {number}", remedy="record the run again")
@@ -420,8 +417,7 @@ class _Reader:
             args, named = self._watches[number].step(fields)
             return Call(number, verb, args, named, check, error, step)
         if "prefix_cache" not in self.made[number]:
-            given = _tables_arguments(verb, fields)
-            return None if given is None else Call(number, verb, given, {}, check, error, step)
+            return Call(number, verb, _tables_arguments(verb, fields), {}, check, error, step)
         if verb not in _CACHE_VERBS:
             raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
         args, named = getattr(self, f"_{verb}")(number, refused, *fields)
@@ -616,11 +612,11 @@ def _integer(field: Any) -> int | None:
 def _salts(numbers: Any) -> Any:
     if numbers is None:
         return None
-    return [b"salt %d" % number if number else None for number in numbers.tolist()]
+    return [b"" if number < 0 else b"salt %d" % number if number else None for number in numbers.tolist()]
 
 
-def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...] | None:
-    """Return the arguments of a verb of tables; None where they were none that anybody could have done."""
+def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...]:
+    """Return the arguments of a verb of tables."""
     if verb == "resize":
         try:
             groups = msgspec.msgpack.decode(as_bytes(fields[0]))
@@ -633,8 +629,6 @@ def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...] | None:
     found: list[Any] = []
     at = 0
     for kind in what.tolist():
-        if kind == UNREADABLE:
-            return None
         size = kind if kind >= 0 else 0 if kind == NO_GROUP else 1
         parts = rest[at : at + size]
         if len(parts) < size or any(part is None for part in parts):

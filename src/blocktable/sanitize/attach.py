@@ -4,6 +4,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
+from blocktable._sanitized import joined
+
 T = TypeVar("T")
 
 # By name, so that only what is used is loaded; None: a part of an object that is sanitized as a whole.
@@ -37,5 +39,5 @@ def _sanitized(cls: Any) -> Any:
             if place is None:
                 return cls
             mixin: Any = getattr(import_module(place[0]), place[1])
-            return cls if issubclass(cls, mixin) else type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
+            return cls if issubclass(cls, mixin) else joined(cls, base, mixin, {})
     return cls
