@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from blocktable import BlockTables, DeltaError, Group, KVCache, Replica, plan, recording
+from blocktable._sanitized import RECORDERS
 
 pytestmark = pytest.mark.compiled  # as plain Python the loops themselves can be interrupted
 
@@ -163,3 +164,34 @@ def test_a_recording_tells_what_was_done_or_ends(tmp_path, verb):
             break
     assert found.complete
     assert whole, "an exception before anything was done ends nothing"
+
+
+def test_wherever_closing_is_interrupted_it_can_be_done_again(tmp_path):
+    for n in count():
+        recorder = recording.record(tmp_path / "run")
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4)
+        cache.admit([0], [0, 6], range(6))
+        reached = interrupted(recorder.close, n)
+        recorder.close()
+        assert cache._pending is None
+        recording.record(tmp_path / "run").close()  # it is not locked
+        cache.extend([0], [0, 1], [3])
+        if not reached:
+            break
+    assert n > 10
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_wherever_its_begin_is_interrupted_nothing_is_left(tmp_path):
+    for n in count():
+        cache, begun = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4), []
+        reached = interrupted(lambda: begun.append(recording.record(tmp_path / "run", cache)), n)  # noqa: B023
+        for recorder in [*begun, *RECORDERS]:
+            recorder.close()
+        with recording.record(tmp_path / "run", cache) as recorder:
+            cache.admit([0], [0, 6], range(6))
+        found = recording.replay(tmp_path / "run")
+        assert (found.calls, found.differs, found.digest, found.complete) == (1, "", recorder.digest, True)
+        if not reached:
+            break
+    assert n > 10

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -250,3 +251,82 @@ def test_a_call_waits_for_a_reader_however_often_it_comes(tmp_path):
         sys.setswitchinterval(before)
     assert not failed
     assert same(tmp_path / "run", recorder, 6000)
+
+
+def test_a_commit_refused_beside_a_call_ends_nothing(tmp_path):
+    def intrude():
+        with pytest.raises(ConcurrentUse):
+            cache.commit()
+
+    with recording.record(tmp_path / "run") as recorder:
+        cache = recorded_cache()
+        cache.admit([0], [0, 6], range(6))
+        cache.fork(0, 1)
+        cache.extend([1], [0, 1], [9])  # into a copy, which the next commit tells of
+        cache.extend(Meanwhile([0], intrude), [0, 1], [7])
+        assert cache.commit().copies.size
+    assert same(tmp_path / "run", recorder, 5)
+
+
+def test_an_exception_of_a_handler_is_the_one_that_is_raised(tmp_path):
+    """At once, whatever other caches of the recording are doing."""
+
+    class Off(BaseException):
+        pass
+
+    def fails(*_, **__):
+        raise Off
+
+    def interrupt():
+        cache._plain_lookup = fails
+        began = time.monotonic()
+        with pytest.raises(Off) as raised:
+            cache.lookup([0, 2], [1, 2])
+        assert time.monotonic() - began < LONG
+        assert "ends here" in raised.value.__notes__[0]
+
+    with recording.record(tmp_path / "run") as recorder:
+        cache, other = recorded_cache(), recorded_cache()
+        other._pending._written = cache._pending._written = 10_000
+        for _ in range(2):
+            usual(cache)
+            usual(other)
+        other.extend(Meanwhile([0], interrupt), [0, 1], [7])
+        assert recorder.closed
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.complete) == ("", False)
+    assert [one.number for one in read(tmp_path / "run") if isinstance(one, Record)] == [0, 1, 0], (
+        "what waited of its own"
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an alarm")
+def test_a_call_of_a_signal_handler_never_waits_for_what_it_interrupted(tmp_path, monkeypatch):
+    """A metrics handler asks for stats while its thread writes what waits."""
+    refused = []
+
+    def handler(*_):
+        with pytest.raises(ConcurrentUse) as error:
+            cache.stats()
+        refused.append(str(error.value))
+
+    with recording.record(tmp_path / "run") as recorder:
+        cache = recorded_cache()
+        cache._pending._written = 10_000
+        usual(cache)
+        usual(cache)
+        write = type(cache._pending).write
+
+        def slowly(self):
+            if not refused:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            write(self)
+
+        monkeypatch.setattr(type(cache._pending), "write", slowly)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            recorder.flush()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 1
+    assert same(tmp_path / "run", recorder, 2)

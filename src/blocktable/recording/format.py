@@ -190,8 +190,9 @@ def lock(file: FileIO, path: Path) -> None:
 
 def refuse_in_use(path: Path) -> None:
     """Refuse a file that another recorder writes to."""
-    with suppress(OSError, ValueError), FileIO(path) as file:
-        lock(file, path)
+    if _is_there(path):
+        with suppress(OSError), FileIO(path) as file:
+            lock(file, path)
 
 
 def read(path: str | Path) -> Iterator[list[Any] | Record]:

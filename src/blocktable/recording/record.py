@@ -84,14 +84,16 @@ def record(path: str | Path, *objects: Any, ring: int | None = None, tokens: boo
                 values={"type": type(one).__name__},
                 remedy="give each object once",
             )
-    recorder = Recorder(Writer(path, ring), ring=ring is not None, tokens=tokens)
-    try:
+    with ExitStack() as undone:
+        writer = Writer(path, ring)
+        undone.callback(writer.close)
+        recorder = Recorder(writer, ring=ring is not None, tokens=tokens)
+        undone.callback(recorder.end)
+        register(recorder.flush)
         for one in objects:
             recorder.add(one)
         _sanitized.RECORDERS.append(recorder)
-    except BaseException:
-        recorder.end()
-        raise
+        undone.pop_all()  # it has begun
     return recorder
 
 
@@ -109,7 +111,6 @@ class Recorder:
         self.lock, self.whole = Lock(), Whole(self)  # objects of several threads may share a recorder
         self.closed = False
         self._name, self._halves = os.urandom(8), 0  # of a ring, by which its halves are known
-        register(self.flush)
         with self.whole:
             self._say_begin()
 
