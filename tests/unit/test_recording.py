@@ -583,6 +583,31 @@ def test_foreign_tables_are_recorded_by_their_entries(tmp_path):
     assert list(last.blocks) == tables[1][3, : counts[1, 3]].tolist()
 
 
+@pytest.mark.parametrize("wrong", [{"verb": None}, {"copies": np.full((1, 16), 0.5)}, {"requests": ["a"]}])
+def test_a_step_that_is_refused_is_in_no_recording(tmp_path, wrong):
+    with recording.record(tmp_path / "run") as recorder:
+        watcher = sanitize.watch([plan(max_model_len=64, block_size=4)], mode="count")
+        table = np.zeros((1, 16), np.int32)
+        with pytest.raises(ArgumentError, match="watch: "):
+            watcher.step(table, [0], **wrong)
+        watcher.step(table, [0], requests=np.array([7]), rows=(0,), lengths=[0], verb="next")
+    found = recording.replay(tmp_path / "run")
+    assert (found.steps, found.differs, found.digest) == (watcher.steps, "", recorder.digest)
+    assert watcher.steps == 1
+
+
+def test_a_table_that_no_replay_takes_is_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("blocktable.recording.watched.MOST", 100)
+    with recording.record(tmp_path / "run"):
+        watcher = sanitize.watch([plan(max_model_len=64, block_size=4)], mode="count")
+        small, large = np.zeros((6, 16), np.int32), np.zeros((7, 16), np.int32)
+        for tables, how in ((large, {}), (small, {"copies": large})):
+            with pytest.raises(ArgumentError, match=r"of group 0 have 112 entries, a recording holds up to 100"):
+                watcher.step(tables, [0], **how)
+        assert watcher.step(small, [0], copies=small) == []
+    assert recording.replay(tmp_path / "run").steps == watcher.steps == 1
+
+
 def test_a_watched_fault_is_shrunk_to_a_test(tmp_path):
     with recording.record(tmp_path / "run"):
         foreign(12, fault=6)

@@ -128,19 +128,123 @@ def test_modes(caplog):
         watch([GEOMETRY], mode="silent")
 
 
+WRONG = [
+    ({"slots": [80], "query_start_loc": None}, "slots come without"),
+    ({"slots": [80]}, "3 tokens, there are 1 slots"),
+    ({"positions": [16, 0]}, "3 tokens, there are 2 positions"),
+    ({"query_start_loc": [0, 3, 1]}, "does not cut"),
+    ({"query_start_loc": 3}, "query_start_loc must be of one dimension"),
+    ({"query_start_loc": [0, 2**63 - 1, -(2**63)]}, "does not cut"),
+    ({"query_start_loc": [0, 1, 3, 3], "rows": [0, 1]}, "does not cut"),
+    ({"rows": [0, 3]}, "row 3, live blocks are given of 2 rows"),
+    ({"rows": [0, -2]}, "row -2"),
+    ({"counts": [1, 1, 1, 1]}, "4 counts of live blocks and 3 rows"),
+    ({"counts": [2**70, 1]}, "num_blocks must hold integers"),
+    ({"counts": [2.0, 1.0]}, "num_blocks must hold integers, got float64"),
+    ({"counts": None}, "num_blocks must hold integers"),
+    ({"table": TABLE.astype(float)}, "tables must hold integers, got float64"),
+    ({"table": TABLE != 0}, "tables must hold integers, got bool"),
+    ({"table": TABLE.astype(str)}, "tables must hold integers, got <U"),
+    ({"table": [[3, None, 0, 0]]}, "tables must hold integers"),
+    ({"table": [[3, 5, 0, 0], [6]]}, "tables cannot be read"),
+    ({"table": np.full((3, 4), 2**64 - 1, np.uint64)}, "does not fit int64"),
+    ({"table": [TABLE, TABLE]}, "2 arrays, there are 1 groups"),
+    ({"table": TABLE[0]}, r"tables of group 0 must be \[rows, width\], its shape is \(4,\)"),
+    ({"lengths": [17]}, "lengths has 1 entries, and the step 2 requests"),
+    ({"lengths": [17, 2, 9]}, "lengths has 3 entries, and the step 2 requests"),
+    ({"lengths": [[17, 2]]}, "lengths must be of one dimension"),
+    ({"lengths": [17, -2]}, "request 1 has -2 tokens"),
+    ({"requests": ["a", ["b"]]}, "unhashable"),
+    ({"requests": ["a"]}, "requests has 1 entries, and the step 2 requests"),
+    ({"requests": 7}, "requests cannot name"),
+    ({"copies": TABLE[0]}, r"copies of group 0 must be \[rows, width\]"),
+    ({"copies": TABLE.astype(float)}, "copies must hold integers"),
+    ({"copies": []}, "copies of group 0"),
+    ({"verb": None}, "verb must be text, got None"),
+    ({"verb": "\ud800"}, "verb must be text"),
+    ({"frame": 7}, "frame must be a frame"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "why"), WRONG)
+def test_arguments_that_do_not_belong_together_are_refused_and_leave_no_trace(wrong, why):
+    watcher = watch([GEOMETRY], num_blocks=8, mode="count")
+    args = {"table": TABLE, "counts": [2, 1], **STEP, "requests": ["a", "b"]} | wrong
+    with pytest.raises(ArgumentError, match=f"watch: .*{why}"):
+        watcher.step(args.pop("table"), args.pop("counts"), **args)
+    shared = changed(_1_0=3)
+    found = watcher.step(shared, [2, 1], query_start_loc=[0, 1], positions=[3], slots=[51])
+    assert (found, watcher.steps) == ([], 1), "row 1 came to the block of row 0 in this step, the first"
+
+
+def test_a_refused_call_makes_no_finding_at_the_next_step():
+    watcher = watch([GEOMETRY], num_blocks=8)
+    watcher.step([[3, 0, 0, 0], [0, 0, 0, 0]], [1, 0])
+    shared = np.array([[3, 0, 0, 0], [3, 0, 0, 0]])
+    step = {"query_start_loc": [0, 1, 2], "positions": np.array([5, -1]), "slots": np.array([53, -1])}
+    with pytest.raises(ArgumentError, match="lengths has 1 entries"):
+        watcher.step(shared, [1, 1], lengths=[6], **step)
+    assert watcher.step(shared, [1, 1], lengths=[6, 6], **step) == []
+
+
 @pytest.mark.parametrize(
     "wrong",
+    [{"lengths": [17, 2]}, {"copies": [TABLE]}, {"slots": [[80, 96, 97]]}, {"requests": ["a", "b"], "lengths": None}],
+)
+def test_of_several_groups_each_has_its_arrays_and_requests_their_rows(wrong):
+    watcher = watch([GEOMETRY, GEOMETRY], mode="count")
+    step = {"query_start_loc": [0, 1], "positions": [16], "slots": [[80], [80]], "lengths": [17]} | wrong
+    if "requests" in wrong:
+        step = {"requests": wrong["requests"]}
+    with pytest.raises(ArgumentError, match="watch: "):
+        watcher.step([TABLE, TABLE], [[2, 1], [2, 1]], **step)
+    assert watcher.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
     [
-        {"slots": [80], "query_start_loc": None},
-        {"slots": [80]},
-        {"query_start_loc": [0, 3, 1]},
-        {"rows": [0, 3]},
-        {"counts": [1, 1, 1, 1]},
+        ({"cp_rank": 7}, "cp_rank must be an integer in 0..1, got 7"),
+        ({"cp_rank": -1}, "cp_rank"),
+        ({"num_blocks": float("nan")}, "num_blocks must be an integer"),
+        ({"num_blocks": 0}, "num_blocks"),
+        ({"ignore": {"l4", "L99"}}, "collection of laws, L1 to L13, got"),
+        ({"ignore": "L4"}, "collection of laws, L1 to L13, got 'L4'"),
+        ({"ignore": None}, "collection of laws"),
+        ({"kernel_blocks": "no"}, "kernel_blocks must be True or False"),
     ],
 )
-def test_arrays_that_do_not_belong_together_are_refused(wrong):
-    with pytest.raises(ArgumentError, match="watch: "):
-        look(**wrong)
+def test_what_would_switch_checks_off_is_refused(wrong, why):
+    with pytest.raises(ArgumentError, match=why):
+        watch([plan(max_model_len=64, block_size=4, cp_size=2)], **wrong)
+
+
+def test_whatever_holds_integers_is_looked_at():
+    torch = pytest.importorskip("torch")
+    for make in (np.int32, np.int64, np.uint8, np.uint64):
+        how = {name: np.array(value).astype(make) for name, value in STEP.items() if name != "slots"}
+        assert look(table=TABLE.astype(make), counts=np.array([2, 1], make), copies=[TABLE.astype(make)], **how) == []
+    how = {name: torch.tensor(value) for name, value in STEP.items()} | {"requests": torch.tensor([7, 8])}
+    assert look(table=torch.from_numpy(TABLE), counts=torch.tensor([2, 1]), **how) == []
+    assert look(table=TABLE.tolist(), counts=[np.int32(2), np.int32(1)], requests=(7, 8), rows=[0, 1]) == []
+
+
+def test_names_in_a_tensor_are_known_again():
+    torch = pytest.importorskip("torch")
+    watcher, shared = watch([GEOMETRY], num_blocks=8, mode="count"), changed(_1_0=3)
+    for step in ({"lengths": [17, 2]}, {"query_start_loc": [0, 1, 1], "positions": [3], "slots": [51]}):
+        found = watcher.step(shared, [2, 1], requests=torch.tensor([7, 8]), **step)
+    assert {one.law for one in found} == {"L8"}
+
+
+def test_faults_of_tables_are_found_beside_whatever_else_the_step_says():
+    past = {"positions": [64, 0, 1], "slots": [-1, 96, 97, -1], "lengths": [17, 2]}
+    assert {one.law for one in look(counts=[5, 1], **past)} == {"L2", "L3"}, "a position past the width has no slot"
+    assert {one.law for one in look(table=TABLE[:, :1], counts=[2, 1])} == {"L1", "L2", "L7"}
+    found = watch([GEOMETRY], mode="count", kernel_blocks=True).step(TABLE[:, :3], [2, 1])
+    assert {one.law for one in found} == {"L1"}
+    idle = {"rows": [-1, -1], "query_start_loc": [0, 1, 1], "positions": [0], "slots": [-1], "lengths": [1, 0]}
+    assert look(table=np.zeros((3, 4), np.int32), counts=[], **idle) == [], "a step of padding alone"
 
 
 def test_tensors_and_several_groups():

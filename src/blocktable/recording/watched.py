@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from blocktable.errors import ArgumentError
 from blocktable.recording.format import of_text
 from blocktable.recording.identity import Ints
 from blocktable.sanitize.findings import Finding
-from blocktable.sanitize.laws import as_numbers, per_group
+from blocktable.sanitize.shown import Shown
 from blocktable.sanitize.watch import Watch
 
 # The fields of a step: these of all groups, then of each its table, live counts, slots, and its copy.
 ROWS, STARTS, POSITIONS, LENGTHS, REQUESTS, VERB = range(6)
 HEAD, EACH = 6, 8
 SHAPE, PLACES, VALUES, COUNTS, SLOTS, COPY_SHAPE, COPY_PLACES, COPY_VALUES = range(EACH)
+MOST = 1 << 26  # entries of a table: more are not made for a record that may be damaged
 
 
 class RecordedWatch(Watch):
@@ -34,26 +36,29 @@ class RecordedWatch(Watch):
         recorder.begin(self)
         return self
 
-    def _look(self, tables: Any, num_blocks: Any, **named: Any) -> list[Finding]:
-        found = super()._look(tables, num_blocks, **named)
-        self._recorder.write("step", self._number, list(self._fields(tables, num_blocks, named)), of_findings(found))
+    def _look(self, given: Shown, frame: FrameType) -> list[Finding]:
+        for name, parts in (("tables", given.tables), ("copies", given.copies)):
+            for g, part in enumerate(parts):
+                if part is not None and part.size > MOST:
+                    raise ArgumentError(
+                        f"watch: {name} of group {g} have {part.size} entries, a recording holds up to {MOST} of each",
+                        values={"group": g, "entries": part.size, "most": MOST},
+                        remedy="show the rows in use alone, or watch these tables without recording them",
+                    )
+        found = super()._look(given, frame)
+        self._recorder.write("step", self._number, list(self._fields(given)), of_findings(found))
         return found
 
-    def _fields(self, tables: Any, num_blocks: Any, named: dict[str, Any]) -> Iterator[Ints | None]:
-        for name in ("rows", "query_start_loc", "positions", "lengths"):
-            yield None if named[name] is None else _flat(as_numbers(named[name]))
-        requests, size = named["requests"], len(self.groups)
-        yield None if requests is None else np.array([self._name(one) for one in requests], np.int64)
-        yield of_text(named["verb"])
-        shown, counts = per_group(tables, size, 2), per_group(num_blocks, size, 1)
-        slots = [None] * size if named["slots"] is None else per_group(named["slots"], size, 1)
-        copies = [None] * size if named["copies"] is None else per_group(named["copies"], size, 2)
-        for g, table in enumerate(shown):
+    def _fields(self, given: Shown) -> Iterator[Ints | None]:
+        yield from (given.rows, given.starts, given.positions, given.lengths)
+        yield None if given.requests is None else np.array([self._name(one) for one in given.requests], np.int64)
+        yield of_text(given.verb)
+        for g, table in enumerate(given.tables):
             yield from difference(table, self._seen[g])
             self._seen[g] = np.array(table, np.int64)
-            yield _flat(counts[g])
-            yield None if slots[g] is None else _flat(slots[g])
-            yield from (None, None, None) if copies[g] is None else difference(copies[g], self._seen[g])
+            yield given.counts[g]
+            yield given.slots[g]
+            yield from (None, None, None) if given.copies[g] is None else difference(given.copies[g], self._seen[g])
 
     def _name(self, request: Any) -> int:
         found = self._names.get(request)
@@ -122,7 +127,7 @@ class WatchReader:
 
     def _table(self, shape: Ints, places: Ints, values: Ints, before: Any) -> NDArray[np.int64]:
         rows, columns = shape.tolist()
-        if min(rows, columns) < 0 or rows * columns > 1 << 26:
+        if min(rows, columns) < 0 or rows * columns > MOST:
             raise _damaged()
         table = _over((rows, columns), before)
         table.reshape(-1)[places] = values

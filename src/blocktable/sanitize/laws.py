@@ -1,6 +1,6 @@
 """What the laws ask of arrays, worked out from their meaning alone: no loop here is one of those that it judges."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from blocktable.groups import KINDS
 from blocktable.state import Shape
 
 Ints = NDArray[np.int64]
+LAWS = tuple(f"L{number}" for number in range(1, 14))
 
 
 class Broken(NamedTuple):
@@ -107,7 +108,7 @@ def slots_of(unit: Unit, blocks: Any, counts: Any, table_row: Any, positions: An
     if unit.kind == "ring":
         column = np.zeros_like(column)
     known = (table_row >= 0) & (at >= 0)
-    known &= column < counts[np.where(known, table_row, 0)]
+    known[known] = column[known] < counts[table_row[known]]
     block = np.zeros(at.size, np.int64)
     block[known] = blocks[table_row[known], column[known]]
     owner = offset // unit.interleave % unit.ranks
@@ -190,12 +191,3 @@ def as_numbers(value: Any) -> Ints:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)
-
-
-def per_group(value: Any, groups: int, ndim: int) -> list[Any]:
-    """Return one array of ``ndim`` dimensions per group; where there is one group it may come by itself."""
-    several = isinstance(value, Sequence) and len(value) > 0 and hasattr(value[0], "ndim")
-    if groups == 1 and not several:
-        array = as_numbers(value)
-        return list(array) if array.ndim == ndim + 1 else [array]
-    return [as_numbers(part) for part in value]

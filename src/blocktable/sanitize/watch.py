@@ -13,23 +13,24 @@ from typing import Any
 
 import numpy as np
 
+from blocktable._arrays import as_count
 from blocktable._ints import ceil_div
 from blocktable._sanitized import RECORDERS
-from blocktable.errors import ArgumentError, ContractError
+from blocktable.errors import ArgumentError, ContractError, GeometryError
 from blocktable.groups import as_groups
 from blocktable.sanitize.findings import Finding, Log, Report, caller
 from blocktable.sanitize.laws import (
+    LAWS,
     Broken,
     Ints,
     Unit,
-    as_numbers,
     each_token,
-    per_group,
     rows_broken,
     slots_broken,
     slots_of,
     writers_broken,
 )
+from blocktable.sanitize.shown import Shown, shown
 from blocktable.state import Shape
 
 __all__ = ["Watch", "watch"]
@@ -64,6 +65,8 @@ def watch(
     kernel_blocks
         The tables are in kernel blocks (``kernel_width`` columns), not in manager blocks.
 
+    Raises ArgumentError for what is none of these, such as a rank that the groups do not have or a law of another name.
+
     >>> import numpy as np
     >>> from blocktable import plan
     >>> watcher = watch([plan(max_model_len=64, block_size=16)], num_blocks=8, mode="count")
@@ -71,7 +74,7 @@ def watch(
     >>> watcher.step(table, [2, 1], query_start_loc=[0, 1, 2], positions=[16, 15], slots=[80, 111, -1])
     [Finding(law='L4', message='block 2 lies behind the 1 live blocks', ...)]
     """
-    arguments = (groups, num_blocks, cp_rank, Report(mode), frozenset(ignore))
+    arguments = (groups, num_blocks, cp_rank, Report(mode), ignore)
     if not RECORDERS:
         return Watch(*arguments, kernel_blocks=kernel_blocks)
     from blocktable.recording.watched import RecordedWatch  # noqa: PLC0415 - loaded by whoever began the recording
@@ -88,16 +91,19 @@ class Watch:
         num_blocks: int | None,
         cp_rank: int,
         report: Report,
-        ignore: frozenset[str],
+        ignore: Collection[str],
         *,
         kernel_blocks: bool,
     ) -> None:
         self.groups = as_groups(groups)
         self.report = report
         self.steps = 0
-        self.num_blocks, self.cp_rank, self.ignore, self.kernel_blocks = num_blocks, cp_rank, ignore, kernel_blocks
-        units = [Unit.of(g, Shape.of(group), num_blocks) for g, group in enumerate(self.groups)]
-        self._units = [unit.kernel for unit in units] if kernel_blocks else units
+        ranks = max(group.geometry.cp_size for group in self.groups)
+        self.cp_rank = as_count(cp_rank, "cp_rank", 0, ranks - 1, law="L13")
+        self.num_blocks = None if num_blocks is None else as_count(num_blocks, "num_blocks", 1, 2**31, law="L3")
+        self.ignore, self.kernel_blocks = _laws(ignore), _yes_or_no(kernel_blocks)
+        units = [Unit.of(g, Shape.of(group), self.num_blocks) for g, group in enumerate(self.groups)]
+        self._units = [unit.kernel for unit in units] if self.kernel_blocks else units
         self._log = Log()
         # The tables of the step before, and the operation after which each entry was first seen as it is.
         self._before: list[Any] = [None] * len(self._units)
@@ -146,62 +152,47 @@ class Watch:
         frame
             The call that the findings point to, the caller's own unless given.
 
-        Raises ArgumentError for arrays that do not belong together. Cost: a few passes over the tables in NumPy, and a copy
+        Raises ArgumentError, and stays as it was, for arguments that are no integers or do not belong together. Cost: a few passes over the tables in NumPy, and a copy
         of what lies on a device.
         """
-        named = {"rows": rows, "query_start_loc": query_start_loc, "positions": positions, "slots": slots}
-        named |= {"lengths": lengths, "copies": copies, "requests": requests, "verb": verb}
-        now = self._look(tables, num_blocks, **named, frame=frame or caller(1))
+        given = shown(
+            len(self._units),
+            tables,
+            num_blocks,
+            rows=rows,
+            query_start_loc=query_start_loc,
+            positions=positions,
+            slots=slots,
+            lengths=lengths,
+            copies=copies,
+            requests=requests,
+            verb=verb,
+        )
+        if not isinstance(frame, FrameType | None):
+            raise ArgumentError(
+                f"watch: frame must be a frame, got {frame!r}",
+                values={"frame": frame},
+                remedy="leave it out, or pass sys._getframe()",
+            )
+        now = self._look(given, frame or caller(1))
         for finding in now:
             self.report.add(finding)
         return now
 
-    def _look(
-        self,
-        tables: Any,
-        num_blocks: Any,
-        *,
-        rows: Any,
-        query_start_loc: Any,
-        positions: Any,
-        slots: Any,
-        lengths: Any,
-        copies: Any,
-        requests: Any,
-        verb: str,
-        frame: FrameType,
-    ) -> list[Finding]:
+    def _look(self, given: Shown, frame: FrameType) -> list[Finding]:
         """Look at a step's arrays; return what was found."""
-        size = len(self._units)
-        found = per_group(tables, size, 2)
-        counts = [array.astype(np.int64) for array in per_group(num_blocks, size, 1)]
-        mirrors = per_group(copies, size, 2) if copies is not None else [None] * size
-        mapped = per_group(slots, size, 1) if slots is not None else [None] * size
-        starts = None if query_start_loc is None else as_numbers(query_start_loc).astype(np.int64)
-        asked = _requests(rows, starts, lengths)
-        held = None if lengths is None else as_numbers(lengths).astype(np.int64)
-        where = None if positions is None else as_numbers(positions).astype(np.int64)
-        _fit(self._units, found, counts, asked, starts, where, mapped)
-        self._log.add(self.steps, verb, frame)
+        self._log.add(self.steps, given.verb, frame)
         now: list[Finding] = []
         for g, unit in enumerate(self._units):
-            table = found[g].copy() if found[g].dtype.kind == "i" else found[g].astype(np.int64)
+            table = given.tables[g].copy() if given.tables[g].dtype.kind == "i" else given.tables[g].astype(np.int64)
+            counts = given.counts[g]
             changed = self._note_changes(g, table)
-            stays = self._goes_on(counts[g].size, asked, requests)
-            in_table = self._of_table(g, unit, table, counts[g], mirrors[g])
-            in_step = self._of_step(
-                unit,
-                table,
-                counts[g],
-                asked,
-                starts,
-                where,
-                mapped[g],
-                held,
-                stays[:, None] & ~changed[: counts[g].size],
-            )
+            stays = self._goes_on(counts.size, given.asked, given.requests)[:, None] & ~changed[: counts.size]
+            in_table = self._of_table(g, unit, table, counts, given.copies[g])
+            in_step = self._of_step(unit, table, np.clip(counts, 0, table.shape[1]), given, stays)
             now += [self._finding(one) for one in (*in_table, *in_step) if one.law not in self.ignore]
-        self._row_of = dict(zip(requests, asked.tolist(), strict=True)) if requests is not None else {}
+        names = given.requests
+        self._row_of = {} if names is None else dict(zip(names, given.asked.tolist(), strict=True))
         self.steps += 1
         return now
 
@@ -227,6 +218,8 @@ class Watch:
             self.groups[g].geometry.check(shape)
         except ContractError as error:
             yield Broken("L1", f"a contract refuses {table.shape[1]} columns: {error}", g)
+        except GeometryError:
+            pass  # narrower than its rows are long, and so not as wide as its geometry: that is said
         n = counts.size
         yield from rows_broken(unit, table[:n], counts, np.arange(n))
         stale = np.flatnonzero((table[n:] != 0).reshape(-1))
@@ -246,31 +239,22 @@ class Watch:
             said = f"the copy holds {int(part[row, column])} where the table holds {int(table[row, column])}"
             yield Broken("L11", said, g, row, column, int(table[row, column]))
 
-    def _of_step(
-        self,
-        unit: Unit,
-        table: Any,
-        counts: Any,
-        asked: Ints,
-        starts: Any,
-        positions: Any,
-        slots: Any,
-        lengths: Any,
-        stays: Any,
-    ) -> Iterator[Broken]:
+    def _of_step(self, unit: Unit, table: Any, counts: Ints, given: Shown, stays: Any) -> Iterator[Broken]:
         """Look at what the step does with the table: lengths, slots, writers."""
+        asked, lengths = given.asked, given.lengths
         if lengths is not None and unit.kind not in ("state", "ring"):
             needed = np.array([ceil_div(int(length), unit.span) for length in lengths])
-            live = np.where(asked >= 0, counts[np.maximum(asked, 0)], needed)
+            live = needed.copy()
+            live[asked >= 0] = counts[asked[asked >= 0]]
             short = np.flatnonzero(needed > live)
             if short.size:
                 i = int(short[0])
                 said = f"{lengths[i]} tokens need {needed[i]} blocks, the row has {live[i]}"
                 yield Broken("L7", said, unit.group, int(asked[i]), int(live[i]))
-        if slots is None:
+        slots, positions = given.slots[unit.group], given.positions
+        if slots is None or positions is None:
             return
-        request, token_row = each_token(asked, starts)
-        slots = slots.astype(np.int64)
+        request, token_row = each_token(asked, given.starts)
         expected = slots_of(unit, table, counts, token_row, positions[: request.size], self.cp_rank)
         yield from slots_broken(unit, slots, expected, positions, token_row, self.cp_rank)
         written = np.where((slots[: request.size] == expected) & (token_row >= 0), expected, -1)
@@ -314,31 +298,25 @@ def _other_holders(unit: Unit, table: Any, stays: Any, slots: Any, token_row: An
     return others
 
 
-def _requests(rows: Any, starts: Any, lengths: Any) -> Ints:
-    """Return the row of each request of the step."""
-    if rows is not None:
-        return as_numbers(rows).astype(np.int64)
-    count = len(starts) - 1 if starts is not None else len(as_numbers(lengths)) if lengths is not None else 0
-    return np.arange(count, dtype=np.int64)
+def _laws(ignore: Any) -> frozenset[str]:
+    """Return the laws that are not to be looked at; a misspelt one would be looked at all the same."""
+    several = not isinstance(ignore, str) and hasattr(ignore, "__iter__")
+    named = list(ignore) if several else [ignore]
+    unknown = [law for law in named if law not in LAWS or not several]
+    if unknown:
+        raise ArgumentError(
+            f"watch: ignore must be a collection of laws, {LAWS[0]} to {LAWS[-1]}, got {unknown[0]!r}",
+            values={"ignore": ignore},
+            remedy="name each as the reports do, such as ignore={'L4'}",
+        )
+    return frozenset(named)
 
 
-def _fit(units: Any, tables: Any, counts: Any, rows: Ints, starts: Any, positions: Any, slots: Any) -> None:
-    """Refuse arrays that do not belong together."""
-    problem = ""
-    if len(tables) != len(units) or len(counts) != len(units):
-        problem = f"{len(units)} groups, {len(tables)} tables and {len(counts)} arrays of counts"
-    elif any(table.ndim != 2 or count.ndim != 1 for table, count in zip(tables, counts, strict=True)):
-        problem = "a table is [rows, width] and its counts are [rows]"
-    elif any(count.size > len(table) for table, count in zip(tables, counts, strict=True)):
-        problem = "there are more counts than rows"
-    elif rows.size and not (rows.min() >= -1 and rows.max() < min(map(len, counts))):
-        problem = f"a request has row {int(rows.max())}, counts are given of {min(map(len, counts))} rows"
-    elif slots[0] is not None:
-        if starts is None or positions is None:
-            problem = "slots come with query_start_loc and positions"
-        elif starts.size != rows.size + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
-            problem = f"query_start_loc does not cut tokens into {rows.size} requests"
-        elif positions.size < starts[-1] or any(array.ndim != 1 or array.size < starts[-1] for array in slots):
-            problem = f"there are {int(starts[-1])} tokens, and fewer positions or slots"
-    if problem:
-        raise ArgumentError(f"watch: {problem}", remedy="see the parameters of Watch.step")
+def _yes_or_no(kernel_blocks: Any) -> bool:
+    if not isinstance(kernel_blocks, bool | np.bool_):
+        raise ArgumentError(
+            f"watch: kernel_blocks must be True or False, got {kernel_blocks!r}",
+            values={"kernel_blocks": kernel_blocks},
+            remedy="pass True where the tables hold kernel blocks",
+        )
+    return bool(kernel_blocks)
