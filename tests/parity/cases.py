@@ -15,7 +15,7 @@ from blocktable.device import DeviceTables
 from blocktable.oracle import TablesModel
 from blocktable.testing import Case
 from blocktable.testing.cases import Step, cases, geometry, random_steps
-from blocktable.testing.parity import expected_batch
+from blocktable.testing.parity import expected_batch, same
 
 __all__ = ["BRIEF", "CASES", "INTERPRETED", "LONG", "Case", "Step", "drive", "geometry", "random_steps"]
 
@@ -36,14 +36,6 @@ def actual_batch(batch: Any, groups: int, *, csr: bool) -> dict[str, Any]:
             found[f"kv_indptr {g}"], found[f"last_page_len {g}"] = batch.kv_indptr[g], batch.last_page_len[g]
             found[f"kv_indices {g}"] = batch.kv_indices[g][:end]
     return found
-
-
-def same(name: str, got: Any, want: Any) -> None:
-    array = got.cpu().numpy()
-    wanted = np.array(want, array.dtype).reshape(array.shape)
-    if not np.array_equal(array, wanted):
-        where = np.argwhere(array != wanted)[:5].tolist()
-        raise AssertionError(f"{name} differs, first at {where}:\n{array}\nwanted\n{wanted}")
 
 
 def poisoned(device: DeviceTables, padded: int, *, csr: bool) -> Any:

@@ -1,16 +1,18 @@
 """``run_parity``: anybody's tables through the cases of ours, against the plain-Python model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from blocktable.errors import ArgumentError
 from blocktable.oracle import TablesModel
 from blocktable.sanitize.laws import as_numbers
 from blocktable.state import TableState
 from blocktable.testing.cases import CASES, Case, Step
 
-__all__ = ["expected_batch", "run_parity"]
+__all__ = ["expected_batch", "run_parity", "same"]
 
 VERBS = ("append", "assign", "truncate", "clear", "release", "move", "swap", "copy")
 
@@ -27,16 +29,18 @@ def run_parity(make: Callable[..., Any], cases: Iterable[Case] = CASES) -> list[
         - ``assign(rows, indptr, ids, group)``, and whichever they have of the other verbs of ``BlockTables``; for one that
           they do not have, the rows that it changes are assigned;
         - ``commit()``, if changes have to be sent anywhere before they are seen;
-        - ``gather(rows, padded, lengths)``, whose result has ``tables`` (per group [padded, kernel width], kernel blocks,
-          row -1: padding) and whichever it has of ``rows``, ``seq_lens``, ``num_blocks``, ``kv_indptr``, ``kv_indices`` and
-          ``last_page_len``; ``lengths`` may be None;
+        - ``gather(rows, padded, lengths)``, whose result, a dict or an object with attributes, has ``tables`` (per group
+          [padded, kernel width], kernel blocks, row -1: padding) and whichever it has of ``rows`` and ``seq_lens`` [padded]
+          and, per group, ``num_blocks`` and ``last_page_len`` [padded], ``kv_indptr`` [padded + 1] and ``kv_indices``, of
+          which the first kv_indptr[-1] are looked at; what it does not have is absent or None; ``lengths`` may be None;
         - ``slot_mapping(rows, query_start_loc, positions, padded)`` -> [groups, at least padded], -1 behind the tokens.
 
-        Arrays come and go as NumPy's or torch's. ``BlockTables`` itself will do as it is.
+        Arrays come and go as NumPy's or torch's and hold integers. ``BlockTables`` itself will do as it is.
     cases
         The cases to run, ``blocktable.testing.CASES`` unless given.
 
-    Returns the names of the cases that were run. Cost: seconds.
+    Returns the names of the cases that were run. An exception of the tables comes through as it is, with a note of the case,
+    the step and the call. Raises ArgumentError for cases that are none. Cost: seconds.
 
     >>> from blocktable import BlockTables
     >>> ran = run_parity(lambda groups, max_rows, num_blocks, cp_rank: BlockTables(groups, max_rows=max_rows, num_blocks=num_blocks))
@@ -44,8 +48,9 @@ def run_parity(make: Callable[..., Any], cases: Iterable[Case] = CASES) -> list[
     True
     """
     ran = []
-    for case in cases:
-        made = make(case.groups, max_rows=case.max_rows, num_blocks=case.num_blocks, cp_rank=case.rank)
+    for case in _listed(cases):
+        with _during(f"{case.name}: make"):
+            made = make(case.groups, max_rows=case.max_rows, num_blocks=case.num_blocks, cp_rank=case.rank)
         if made is not None:
             tables = _Host(made, case.rank) if isinstance(made, TableState) else made
             _run(case, tables)
@@ -53,25 +58,56 @@ def run_parity(make: Callable[..., Any], cases: Iterable[Case] = CASES) -> list[
     return ran
 
 
+def _listed(cases: Any) -> list[Case]:
+    """Return the cases, once they all are such."""
+    listed = list(cases) if hasattr(cases, "__iter__") else [cases]
+    wrong = [one for one in listed if not isinstance(one, Case)]
+    if wrong or isinstance(cases, Case):
+        raise ArgumentError(
+            f"run_parity: cases must be a list of cases, got {wrong[0] if wrong else cases!r}",
+            values={"cases": cases},
+            remedy="choose from blocktable.testing.CASES, such as [case for case in CASES if case.name in names]",
+        )
+    return listed
+
+
 def _run(case: Case, tables: Any) -> None:
     model = TablesModel(case.groups, max_rows=case.max_rows, num_blocks=case.num_blocks)
     verbs = _Verbs(tables, model)
     for number, step in enumerate(case.steps()):
-        step.change(verbs)
-        model.commit()
-        if hasattr(tables, "commit"):
-            tables.commit()
         where = f"{case.name} ({case.kinds}), step {number}"
+        with _during(f"{where}: changes"):
+            step.change(verbs)
+            model.commit()
+            if hasattr(tables, "commit"):
+                tables.commit()
         rows, positions = np.array(step.rows, np.int32), np.array(step.positions, np.int64)
         lengths = None if step.lengths is None else np.array(step.lengths, np.int64)
         starts = np.cumsum([0, *step.query], dtype=np.int64)
-        compare(where, tables.gather(rows, step.padded, lengths), expected_batch(model, step, case.rank))
+        with _during(f"{where}: gather"):
+            batch = tables.gather(rows, step.padded, lengths)
+        compare(where, batch, expected_batch(model, step, case.rank), len(case.groups))
         padded = int(starts[-1]) + step.unused
-        slots = as_numbers(tables.slot_mapping(rows, starts, positions, padded))
+        with _during(f"{where}: slot_mapping"):
+            mapped = tables.slot_mapping(rows, starts, positions, padded)
+        slots = _numbers(f"{where}: slots", mapped)
+        if slots.ndim != 2 or len(slots) != len(case.groups) or slots.shape[1] < padded:
+            wanted = f"({len(case.groups)}, {padded} or more)"
+            raise AssertionError(f"{where}: slots have the shape {slots.shape}, wanted {wanted}")
         expected = model.slot_mapping(
             step.rows, starts.tolist(), step.positions, padded=slots.shape[1], cp_rank=case.rank
         )
         same(f"{where}: slots", slots, expected)
+
+
+@contextmanager
+def _during(where: str) -> Iterator[None]:
+    """Note where it was on an exception of the tables: it is theirs, and none of ours takes its place."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
 
 
 class _Verbs:
@@ -127,23 +163,51 @@ class _Host:
         return self._of.slot_mapping(rows, starts, positions, padded=padded, cp_rank=self._rank)
 
 
-def compare(where: str, batch: Any, expected: dict[str, Any]) -> None:
+def compare(where: str, batch: Any, expected: dict[str, Any], groups: int) -> None:
     """Raise AssertionError where a batch has something else than the model says, of what it has at all."""
     for name, wanted in expected.items():
         field, _, group = name.partition(" ")
-        try:
-            found = batch[field] if isinstance(batch, dict) else getattr(batch, field)
-        except (KeyError, AttributeError, ValueError):
+        with _during(f"{where}: {field}"):
+            found = batch.get(field) if isinstance(batch, dict) else getattr(batch, field, None)
+        if found is None:
             if field == "tables":
-                raise
+                raise AssertionError(f"{where}: what gather returned, a {type(batch).__name__}, has no tables")
             continue
-        array = as_numbers(found[int(group)] if group else found)
-        same(f"{where}: {name}", array[: len(wanted)] if field == "kv_indices" else array, wanted)
+        if group:
+            found = _of_group(f"{where}: {field}", found, int(group), groups)
+        array = _numbers(f"{where}: {name}", found)
+        if field == "kv_indices" and array.ndim == 1:
+            array = array[: len(wanted)]  # the rest is left over from earlier steps
+        same(f"{where}: {name}", array, wanted)
 
 
-def same(name: str, array: Any, expected: Any) -> None:
-    """Raise AssertionError, naming the first places, where two arrays differ."""
-    wanted = np.array(expected, np.int64).reshape(array.shape) if array.size else np.zeros(array.shape, np.int64)
+def _of_group(name: str, found: Any, group: int, groups: int) -> Any:
+    """Return one group's array of a field that has one of each."""
+    if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
+        raise AssertionError(f"{name} is of type {type(found).__name__}, wanted an array for each of {groups} groups")
+    with _during(name):
+        if len(found) == groups:
+            return found[group]
+    raise AssertionError(f"{name} has {len(found)} arrays, wanted one for each of {groups} groups")
+
+
+def _numbers(name: str, found: Any) -> Any:
+    """Return an array of integers; raise AssertionError for anything else."""
+    try:
+        with _during(name):
+            array = as_numbers(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AssertionError(f"{name} cannot be read as an array: {error}") from error
+    if array.size and array.dtype.kind not in "iu":
+        raise AssertionError(f"{name} holds {array.dtype}, wanted integers:\n{array}")
+    return array
+
+
+def same(name: str, found: Any, expected: Any) -> None:
+    """Raise AssertionError where two arrays differ in shape or, naming the first places, in values."""
+    array, wanted = as_numbers(found), np.array(expected, np.int64)
+    if array.shape != wanted.shape:
+        raise AssertionError(f"{name} has the shape {array.shape}, wanted {wanted.shape}")
     if not np.array_equal(array, wanted):
         where = np.argwhere(array != wanted)[:5].tolist()
         raise AssertionError(f"{name} differs, first at {where}:\n{array}\nwanted\n{wanted}")
@@ -161,7 +225,8 @@ def expected_batch(model: TablesModel, step: Step, rank: int) -> dict[str, Any]:
         width, ratio, page = shape.kernel_width, shape.ratio, shape.kernel_block_size
         tables = [model.kernel_row(g, row) if row >= 0 else [0] * width for row in rows]
         pages = [len(model.rows[g][row]) * ratio if row >= 0 else 0 for row in rows]
-        found[f"tables {g}"], found[f"num_blocks {g}"] = tables, pages
+        found[f"tables {g}"] = np.array(tables, np.int64).reshape(len(rows), width)  # also of a batch of none
+        found[f"num_blocks {g}"] = pages
         if step.lengths is None:
             continue
         indptr, indices, last = [0], [], []
