@@ -165,6 +165,42 @@ def test_refusals_stay_what_they_are():
     assert len(cache.sanitizer.report) == 0
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
+def test_numbers_of_any_numpy_type_raise_no_false_alarm(kind):
+    cache = KVCache(FULL, num_blocks=40, max_rows=4, sanitize=True)
+    cache.admit([0], [0, 6], [1, 2, 3, 4, 5, 6], limit=kind(6), headroom=kind(2))
+    cache.fork(kind(0), kind(1))
+    cache.extend([1], [0, 1], [9], headroom=kind(2))
+    cache.free(np.array([1], kind), kind(3))
+    cache.retire(kind(2))
+    cache.truncate(np.array([0], kind), np.array([4], kind), kind(4))
+    cache.retire(kind(4))
+    cache.commit()
+    with pytest.raises(OutOfBlocks):
+        cache.extend([0], [0, 2], [7, 7], headroom=kind(120))
+    cache.free([0])
+    cache.sanitizer.close()
+
+
+@pytest.mark.parametrize("fence", [2**70, -(2**70), np.uint64(2**64 - 1), 2**62 + 1])
+def test_fences_of_any_size_are_followed(fence):
+    cache = KVCache(FULL, num_blocks=40, max_rows=4, sanitize=True)
+    cache.admit([0, 1], [0, 6, 12], np.arange(12))
+    cache.free([0], fence)
+    cache.free([1], int(fence) + 1)
+    for n in (int(fence) - 1, fence, int(fence) + 1):
+        assert cache.stats()["fenced"]
+        cache.retire(n)
+    cache.sanitizer.close()
+
+
+def test_a_call_by_keywords_may_be_refused_too():
+    cache = KVCache(FULL, num_blocks=40, max_rows=4, sanitize=True)
+    for verb in ("admit", "extend"):
+        with pytest.raises(OutOfBlocks):
+            getattr(cache, verb)(rows=[0], indptr=[0, 6], tokens=[1, 2, 3, 4, 5, 6], headroom=38)
+
+
 def test_sanitized_objects_are_what_they_were():
     for made in (
         tables(),

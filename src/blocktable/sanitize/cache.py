@@ -19,6 +19,7 @@ from blocktable.sanitize.tables import Committing, look_at_bytes, widths_broken
 from blocktable.sanitize.usual import ANYTHING, NOTHING
 
 KINDS = ("full", "window", "chunked")  # of groups whose usual step is compiled
+ORDER = {"admit": ("rows", "indptr", "tokens", "salts", "limit"), "extend": ("rows", "indptr", "tokens")}
 FEW = 8  # rows: a call of no more is looked at in every way there is
 AUDITED = 64  # blocks: a pool of no more is recounted by its own check at every call, a larger one more rarely
 _NONE = np.zeros(0, np.int64)
@@ -80,7 +81,7 @@ class CacheSanitizer(Looks):
             raise
         rows = getattr(self, f"_{verb}")(result, *args, **named)
         if named.get("headroom") and rows is not None and rows.size:
-            self._kept(named["headroom"])
+            self._kept(int(named["headroom"]))
         if rows is None:
             self.shadow.sweep()  # nothing unusual happened: what can still be wrong is elsewhere
         else:
@@ -169,7 +170,8 @@ class CacheSanitizer(Looks):
         """Find a refusal for want of blocks or width where there were enough of both (L9)."""
         if not isinstance(error, (OutOfBlocks, NeverFits)) or verb not in ("admit", "extend"):
             return
-        rows, indptr = integers(args[0]), integers(args[1])
+        named = dict(zip(ORDER[verb], args, strict=False)) | named
+        rows, indptr = integers(named["rows"]), integers(named["indptr"])
         sizes, begin = np.diff(indptr), self.length[rows] * (verb == "extend")
         if isinstance(error, NeverFits):
             if (begin + sizes <= self.largest).all():
@@ -178,7 +180,7 @@ class CacheSanitizer(Looks):
         if (begin + sizes > self.largest).any() and not named.get("partial"):
             self._find(Broken("L9", f"told to wait for blocks, though no pool of this size holds it: {error.message}"))
             return
-        if verb == "admit" and (named.get("limit") is not None or len(args) > 4):
+        if named.get("limit") is not None:
             return  # what is computed lies behind what is cached, which is not known of a refused call
         # The most it can take, and the least there is: nothing found cached, no window moved.
         end = begin + sizes
@@ -190,7 +192,7 @@ class CacheSanitizer(Looks):
                 old = self._written(g, rows, begin, sizes > 0)[1]
                 needed += int(np.count_nonzero(self.blocks.owners[old] > 1))
         there = self.blocks.owners.size - 1 - self.blocks.held - len(self.blocks.fenced)
-        if needed + named.get("headroom", 0) <= there:
+        if needed + int(named.get("headroom", 0)) <= there:
             self._find(Broken("L9", f"refused for want of blocks: at most {needed} are needed, {there} can be had"))
 
     # ---- verbs
@@ -353,6 +355,7 @@ class CacheSanitizer(Looks):
 
     def _fork(self, result: Any, row: int, into: int) -> Ints:
         del result
+        row, into = int(row), int(into)  # an index out of uint64 and int64 would be a float
         for g, unit in enumerate(self.units):
             live = self.shadow.entries[g][row, : self.shadow.counts[g, row]].astype(np.int64)
             self.blocks.adopt(live[live > 0], self.shadow.log.last)
