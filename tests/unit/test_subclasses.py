@@ -27,7 +27,7 @@ class Engine(KVCache):
         self.commit()
         return cached, slots
 
-    def extend(self, rows, indptr, tokens=None, **named):
+    def extend(self, rows, indptr, tokens=None):
         starts = np.asarray(indptr)
         parts = [
             super(Engine, self).extend([row], [0, int(starts[i + 1] - starts[i])], tokens[starts[i] : starts[i + 1]])
