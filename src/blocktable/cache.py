@@ -690,14 +690,14 @@ def _integer(value: Any, name: str, least: int | None) -> int:
 
 
 def _number(value: Any, name: str) -> int:
-    """Return an integer that may be as low as it likes, and fits int64."""
+    """Return an integer that is positive or negative, of 64 bits."""
     found = _integer(value, name, None)
-    if not -(2**63) <= found < 2**63:
+    if abs(found) >= 2**63:
         raise ArgumentError(
             f"{name} is {found}, which does not fit int64",
             law="L12",
             values={name: found},
-            remedy=f"keep {name} within {-(2**63)}..{2**63 - 1}",
+            remedy=f"keep {name} within {1 - 2**63}..{2**63 - 1}",
         )
     return found
 

@@ -1,7 +1,5 @@
 """The blocks of a pool as the sanitizer sees them: how many rows hold each, what it contains, and who may still read it."""
 
-import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,24 +8,21 @@ import numpy as np
 from blocktable.sanitize.laws import Broken, Ints
 from blocktable.sanitize.usual import ANYTHING, NOTHING
 
+NEVER = -(2**63)  # no fence
+
 
 class Blocks:
-    """Every block of the pool; ``copies`` are those of copy-on-write since the last commit: (group, source, target).
-
-    Fences may be integers of any size: blocks have their numbers, 1, 2, ... in rising order, 0 for none.
-    """
+    """Every block of the pool; ``copies`` are those of copy-on-write since the last commit: (group, source, target)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.owners = np.zeros(num_blocks, np.int64)
-        self.fence = np.zeros(num_blocks, np.int64)
+        self.fence = np.full(num_blocks, NEVER, np.int64)
         self.pins = np.zeros(num_blocks, np.int64)  # pending copies that read it
         self.content = np.full(num_blocks, NOTHING, np.int64)
         self.touched = np.full(num_blocks, -1, np.int64)  # the call that handed it out or took it back last
         self.copies: list[tuple[int, int, int]] = []
         self.stamp = np.full(num_blocks, -1, np.int64)  # the call that looked at a block last
-        self.retired = 0  # fences, by number
-        self._retired_to: float = -math.inf
-        self._fences: list[int] = []  # not retired, rising
+        self.retired = NEVER
         self.held = 0
         self.fenced: set[int] = set()  # nobody holds them, and they may not be handed out
 
@@ -57,7 +52,7 @@ class Blocks:
                 place = (group, int(rows[i]), int(columns[i]), int(ids[i]))
                 yield Broken("L9", f"block {ids[i]} is handed out twice in one call", *place)
         self.held += ids.size
-        self.fence[ids], self.content[ids], self.touched[ids] = 0, NOTHING, call
+        self.fence[ids], self.content[ids], self.touched[ids] = NEVER, NOTHING, call
 
     def adopt(self, ids: Ints, call: int) -> None:
         """Give blocks one more owner each."""
@@ -74,20 +69,12 @@ class Blocks:
         np.subtract.at(self.owners, ids, 1)
         self.touched[ids] = call
         if fence is not None:
-            self.fence[ids] = np.maximum(self.fence[ids], self._number(int(fence)))
+            self.fence[ids] = np.maximum(self.fence[ids], int(fence))
         free = np.unique(ids[self.owners[ids] == 0])
         self.held -= free.size
         if self.copies:
             self._call_off({*free.tolist()})
         self.fenced.update(free[(self.fence[free] > self.retired) | (self.pins[free] > 0)].tolist())
-
-    def _number(self, fence: int) -> int:
-        if fence <= self._retired_to:
-            return 0
-        at = bisect_left(self._fences, fence)
-        if at == len(self._fences):
-            self._fences.append(fence)
-        return self.retired + at + 1
 
     def _call_off(self, free: set[int]) -> None:
         """Forget copies into blocks that nobody holds any more."""
@@ -114,12 +101,9 @@ class Blocks:
 
     def retire(self, n: int) -> None:
         """Let the blocks of every fence up to n be handed out."""
-        self._retired_to = max(self._retired_to, n)
-        done = bisect_right(self._fences, n)
-        del self._fences[:done]
-        self.retired += done
-        free = [block for block in self.fenced if self.fence[block] <= self.retired and not self.pins[block]]
-        self.fenced.difference_update(free)
+        self.retired = max(self.retired, int(n))
+        done = [block for block in self.fenced if self.fence[block] <= self.retired and not self.pins[block]]
+        self.fenced.difference_update(done)
 
     def recount(self, entries: list[Any]) -> None:
         """Count owners anew from the rows as they are, after a finding; what blocks contain is not known any more."""
