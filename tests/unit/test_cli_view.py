@@ -1,6 +1,7 @@
 """`blocktable view`: a recording drawn as it stood, the same picture as of the live cache at that step."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,30 @@ def test_what_is_no_recording_exits_2(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     assert run(["view", str(tmp_path / "x")]) == 2
     assert run(["view", str(tmp_path / "y")]) == 2
+
+
+@pytest.mark.parametrize("line", [["view", "--html"], ["shrink", "--out"]])
+def test_no_command_writes_over_the_recording_that_it_reads(
+    recorded: tuple[str, list[str]], line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by another name, nor where a ring has its older half, whether it is there or not."""
+    (name, option), path = line, Path(recorded[0])
+    before, folder = path.read_bytes(), path.parent
+    (folder / "link").symlink_to(path)
+    os.link(path, folder / "hard")
+    (folder / "beside").symlink_to(folder)
+    names = [path, folder / "link", folder / "hard", folder / "beside" / path.name, f"{path}.old"]
+    for out in [*names, folder / "beside" / f"{path.name}.old"]:
+        assert run([name, str(path), option, str(out)]) == 2
+        assert f"cannot write {out} over {path}" in capsys.readouterr().err
+    assert run([name, str(folder / "link"), option, str(path)]) == 2
+    assert path.read_bytes() == before
+    assert not Path(f"{path}.old").exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_run_is_done_again(
+    recorded: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "replay", lambda *_args, **_named: pytest.fail("it ran"))
+    assert run(["view", recorded[0], "--html", str(tmp_path / "none" / "x.html")]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err

@@ -345,15 +345,23 @@ def test_what_could_not_be_written_is_refused_before_anything_runs(
 
 
 def test_no_file_is_named_twice(tmp_path: Path) -> None:
-    """A report over the trace, or over the results, would destroy what took hours."""
-    trace = tmp_path / "trace.csv"
+    """A report over the trace, over the results, or over the cells that are kept, would destroy what took hours."""
+    trace, link, hard, kept = (tmp_path / name for name in ("trace.csv", "link.csv", "hard.csv", "x.csv.cells.jsonl"))
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,5,2\n")
-    before, link = trace.read_bytes(), tmp_path / "link.csv"
+    before, x = trace.read_bytes(), str(tmp_path / "x.csv")
     link.symlink_to(trace)
-    for options in (["--report", str(link)], ["--results", str(trace)]):
-        assert "is named twice" in Result(str(trace), *options).err
-    twice = Result(*SMALL, "--limit", "2", "--report", str(tmp_path / "x.csv"), "--results", str(tmp_path / "x.csv"))
-    assert (twice.status, trace.read_bytes(), (tmp_path / "x.csv").exists()) == (2, before, False)
+    os.link(trace, hard)
+    for options in (["--report", str(link)], ["--report", str(hard)], ["--results", str(trace)]):
+        told = Result(str(trace), *options)
+        assert (told.status, told.out) == (2, "")
+        assert f" over {trace}, which this command reads" in told.err
+    for report in (x, str(kept)):
+        twice = Result(*SMALL, "--limit", "2", "--report", report, "--results", x)
+        assert (twice.status, Path(x).exists(), kept.exists()) == (2, False, False)
+    os.link(trace, kept)
+    over = Result(str(trace), "--results", x)
+    assert (over.status, over.out, trace.read_bytes()) == (2, "", before)
+    assert f"cannot write {kept} over {trace}" in over.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

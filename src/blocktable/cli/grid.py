@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from blocktable.cli.output import INTERRUPTED, name_bad_lines, print_columns
+from blocktable.cli.output import INTERRUPTED, kept_beside, name_bad_lines, print_columns
 from blocktable.results import COMPARED, differing, label, shown, write_results
 from blocktable.study import ASSUMED_MODEL_LEN, Cell, Record, Source, Study, mark_front
 
@@ -37,7 +37,7 @@ def run_grid(
         cell.verdict(engine)  # an unknown name is wrong usage, before anything runs
     if source.path is not None:
         name_bad_lines(source.path, source.load(ASSUMED_MODEL_LEN).bad_lines)
-    kept = None if results is None else results.with_name(f"{results.name}.cells.jsonl")
+    kept = None if results is None else kept_beside(results)
     interrupted = False
     with TemporaryDirectory(prefix="blocktable-") as folder:
         watched = sys.stderr.isatty() and not quiet

@@ -11,7 +11,17 @@ from blocktable.errors import ArgumentError
 if TYPE_CHECKING:
     from blocktable.traces import BadLine
 
-__all__ = ["INTERRUPTED", "SHOWN", "Row", "check_output", "name_bad_lines", "print_columns", "print_rows"]
+__all__ = [
+    "INTERRUPTED",
+    "SHOWN",
+    "Row",
+    "check_output",
+    "kept_beside",
+    "name_bad_lines",
+    "parts_of_recording",
+    "print_columns",
+    "print_rows",
+]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 SHOWN = 10  # line numbers in a message
@@ -25,8 +35,18 @@ class Row(NamedTuple):
     style: str = ""
 
 
-def check_output(path: Path) -> None:
-    """Raise `ArgumentError` where a file could not be written, before hours are spent on what goes into it."""
+def check_output(path: Path, *others: Path) -> None:
+    """Raise `ArgumentError` where a file could not be written, before hours are spent on what goes into it.
+
+    Nor may it be one of ``others``, which the same command reads or writes.
+    """
+    for other in others:
+        if _is_same(path, other):
+            raise ArgumentError(
+                f"cannot write {path} over {other}, which this command reads or writes too",
+                values={"path": str(path), "other": str(other)},
+                remedy="name another file",
+            )
     folder, why = path.absolute().parent, ""
     if not folder.is_dir():
         why = "its folder does not exist"
@@ -40,6 +60,25 @@ def check_output(path: Path) -> None:
         raise ArgumentError(
             f"cannot write {path}: {why}", values={"path": str(path)}, remedy="make it, or name a file elsewhere"
         )
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:  # one is not there; they may still be names of the same
+        return os.path.realpath(path) == os.path.realpath(other)
+    except ValueError:  # a name that no system takes
+        return False
+
+
+def kept_beside(results: Path) -> Path:
+    """Return where a study keeps its finished cells, so that the same line goes on."""
+    return results.with_name(f"{results.name}.cells.jsonl")
+
+
+def parts_of_recording(path: str) -> tuple[Path, Path]:
+    """Return the files of a recording: itself, and where a ring has its older half."""
+    return Path(path), Path(f"{path}.old")
 
 
 def print_rows(rows: Sequence[Row]) -> None:

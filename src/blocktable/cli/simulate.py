@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from blocktable.cli.flags import parse_length
-from blocktable.cli.output import INTERRUPTED, SHOWN, Row, check_output, name_bad_lines, print_rows
+from blocktable.cli.output import INTERRUPTED, SHOWN, Row, check_output, kept_beside, name_bad_lines, print_rows
 from blocktable.contracts import resolve_engine
 from blocktable.errors import ArgumentError, BlockTableError
 
@@ -210,12 +209,11 @@ def _usable(trace: Path | None, results: Path | None, report: Path | None, engin
             raise ArgumentError(
                 f"{path} needs {package}, which is not installed", remedy="pip install 'blocktable[report]'"
             )
-    written = [path for path in (results, report) if path is not None]
-    for path in written:
-        check_output(path)
-    named = [os.path.realpath(path) for path in (*written, *([trace] if trace else ()))]
-    if twice := next((name for name in named if named.count(name) > 1), None):
-        raise ArgumentError(f"{twice} is named twice, and would be overwritten", remedy="name another file")
+    named = [] if trace is None else [trace]
+    for path in (results, None if results is None else kept_beside(results), report):
+        if path is not None:
+            check_output(path, *named)
+            named.append(path)
 
 
 def _split(text: str) -> list[str]:

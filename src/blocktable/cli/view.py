@@ -48,6 +48,7 @@ def command(
 ) -> int:
     """Replay the recording so far, and draw it."""
     from blocktable import view  # noqa: PLC0415 - loads the compiled loops
+    from blocktable.cli.output import check_output, parts_of_recording  # noqa: PLC0415 - as late as the rest
     from blocktable.recording import replay  # noqa: PLC0415
     from blocktable.sanitize.watch import Watch  # noqa: PLC0415
     from blocktable.view.picture import Picture  # noqa: PLC0415
@@ -55,6 +56,8 @@ def command(
 
     if to is not None and to < 0:
         raise ArgumentError(f"--to {to} is no step", values={"to": to}, remedy="steps are counted from 0")
+    if html is not None:
+        check_output(Path(html), *parts_of_recording(file))
     replayed = replay(file, to=to)
     if not 0 <= number < len(replayed.objects):
         raise ArgumentError(
