@@ -29,6 +29,8 @@ def test_the_picture_is_that_of_the_live_cache_at_the_step(
     recorded: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, live = recorded
+    assert run(["view", path, "--to", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "29 blocks: 29 free, 0 cached, 0 held, 0 fenced"
     for step in (1, 2, 3):
         assert run(["view", path, "--to" if step % 2 else "--step", str(step)]) == 0
         out = capsys.readouterr().out
@@ -67,6 +69,16 @@ def test_what_is_no_recording_exits_2(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("nothing")
     assert run(["view", str(tmp_path / "x")]) == 2
     assert run(["view", str(tmp_path / "y")]) == 2
+
+
+@pytest.mark.parametrize("more", [["--row", "0"], ["--row", "99"], ["--json"], ["--row", "0", "--json"]])
+def test_what_a_page_does_not_take_is_refused(
+    recorded: tuple[str, list[str]], more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["view", recorded[0], "--html", str(tmp_path / "x.html"), *more]) == 2
+    told = capsys.readouterr()
+    assert (told.out, (tmp_path / "x.html").exists()) == ("", False)
+    assert f"--html draws everything on a page, without {more[0]}" in told.err
 
 
 @pytest.mark.parametrize("line", [["view", "--html"], ["shrink", "--out"]])

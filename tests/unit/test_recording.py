@@ -348,6 +348,56 @@ def test_the_history_of_a_row(tmp_path):
     assert found[1].verbs == ("move", "append", "commit")
 
 
+@pytest.mark.parametrize("ring", [None, 4096])
+def test_the_history_of_a_row_that_is_not_there_is_refused(tmp_path, ring):
+    recorded(tmp_path / "run", GROUPS["windows"], steps=40, ring=ring)
+    assert recording.history(tmp_path / "run", np.int64(5), group=1)
+    for row, how, says in (
+        (6, {}, r"no row 6 of group 0: object 0 has 2 groups of 6 rows"),
+        (0, {"group": 2}, r"no row 0 of group 2: object 0 has 2 groups of 6 rows"),
+        (0, {"number": 1}, r"no object 1: the recording holds 1"),
+        (-1, {}, "row must be an integer in 0"),
+        (1.0, {}, "row must be an integer in 0"),
+        (0, {"group": -1}, "group must be an integer in 0"),
+        (0, {"group": True}, "group must be an integer in 0"),
+        (0, {"number": -1}, "number must be an integer in 0"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            recording.history(tmp_path / "run", row, **how)
+
+
+def test_the_history_of_an_object_that_did_nothing_is_empty(tmp_path):
+    with recording.record(tmp_path / "run"):
+        KVCache(GROUPS["full"], num_blocks=13, max_rows=2)
+        BlockTables(GROUPS["full"], max_rows=2)
+        sanitize.watch(GROUPS["full"])
+    assert [recording.history(tmp_path / "run", 1, number=n) for n in range(2)] == [[], []]
+    for number, rows in enumerate((2, 2, 0)):
+        with pytest.raises(ArgumentError, match=f"object {number} has 1 groups of {rows} rows"):
+            recording.history(tmp_path / "run", 2, number=number)
+
+
+@pytest.mark.parametrize("ring", [None, 4096])
+def test_the_history_goes_on_where_tables_took_other_groups(tmp_path, ring):
+    """A group that there was only before, or only afterwards, held nothing in between."""
+    with recording.record(tmp_path / "run", ring=ring):
+        tables = BlockTables(GROUPS["full"], max_rows=2)
+        tables.append([0], [0, 2], [7, 9])
+        tables.commit()
+        tables.clear([0])
+        tables.commit()
+        tables.resize([plan(max_model_len=64, block_size=16)] * 2)
+        tables.append([0], [0, 1], [3], group=1)
+        tables.commit()
+    of_each = [recording.history(tmp_path / "run", 0, group=g) for g in (0, 1)]
+    assert [[(one.step, one.blocks) for one in found] for found in of_each] == [
+        [(1, (7, 9)), (2, ())],
+        [(1, ()), (3, (3,))],
+    ]
+    with pytest.raises(ArgumentError, match="object 0 has 2 groups"):
+        recording.history(tmp_path / "run", 0, group=2)
+
+
 def test_up_to_a_step_and_not_past_the_end(tmp_path):
     recorded(tmp_path / "run", GROUPS["full"])
     found = recording.replay(tmp_path / "run", to=17)
@@ -355,6 +405,21 @@ def test_up_to_a_step_and_not_past_the_end(tmp_path):
     assert found.objects[0].tables.seq == 17
     with pytest.raises(ArgumentError, match="ends at step 60"):
         recording.replay(tmp_path / "run", to=61)
+    assert recording.replay(tmp_path / "run", to=np.int64(17)).digest == found.digest
+
+
+def test_step_0_is_before_the_first_call(tmp_path):
+    recorded(tmp_path / "run", GROUPS["full"])
+    found = recording.replay(tmp_path / "run", to=0)
+    assert (found.calls, found.steps, found.digest) == (0, 0, "0" * 16)
+    assert found.objects[0].stats()["held"] == 0
+
+
+@pytest.mark.parametrize("to", [-1, float("nan"), 2.0, True, "3", 2**70])
+def test_what_is_no_step_is_refused(tmp_path, to):
+    recorded(tmp_path / "run", GROUPS["full"], steps=3)
+    with pytest.raises(ArgumentError, match=f"to must be an integer in 0.*, got {to!r}"):
+        recording.replay(tmp_path / "run", to=to)
 
 
 FIELDS = [[], [3], [5, 6, 7, 8], [4, 4, 4], [-1, 127], [300, -300], [2**40, 0], [2**62, -(2**63), 1], [1, 3, 5], None]
@@ -581,6 +646,13 @@ def test_foreign_tables_are_recorded_by_their_entries(tmp_path):
     assert run(["view", str(tmp_path / "run")]) == 2, "a watcher has no pool to draw"
     last = recording.history(tmp_path / "run", 3, group=1)[-1]
     assert list(last.blocks) == tables[1][3, : counts[1, 3]].tolist()
+    for row, group in ((5, 1), (0, 2)):
+        with pytest.raises(ArgumentError, match=f"no row {row} of group {group}: object 0 has 2 groups of 5 rows"):
+            recording.history(tmp_path / "run", row, group=group)
+    with recording.record(tmp_path / "run", ring=4096):
+        foreign(12)
+    with pytest.raises(ArgumentError, match=r"object 0 is a watcher, .* ring"):
+        recording.history(tmp_path / "run", 3)
 
 
 @pytest.mark.parametrize("wrong", [{"verb": None}, {"copies": np.full((1, 16), 0.5)}, {"requests": ["a"]}])

@@ -21,11 +21,8 @@ def options(parser: ArgumentParser) -> None:
 
 def command(file: str, *, to: int | None, until_finding: bool, json: bool, quiet: bool) -> int:
     """Replay; exit 1 where a law is broken or something else is returned than was recorded."""
-    from blocktable.errors import ArgumentError  # noqa: PLC0415 - as late as the rest
     from blocktable.recording import replay  # noqa: PLC0415 - loads the compiled loops
 
-    if to is not None and to < 0:
-        raise ArgumentError(f"--to {to} is no step", values={"to": to}, remedy="steps are counted from 0")
     replayed = replay(file, to=to, until_finding=until_finding)
     bad = bool(replayed.finding or replayed.differs)
     if json:

@@ -54,9 +54,13 @@ def command(
     from blocktable.view.picture import Picture  # noqa: PLC0415
     from blocktable.view.text import draw_row  # noqa: PLC0415
 
-    if to is not None and to < 0:
-        raise ArgumentError(f"--to {to} is no step", values={"to": to}, remedy="steps are counted from 0")
     if html is not None:
+        if row is not None or as_json:
+            raise ArgumentError(
+                f"--html draws everything on a page, without {'--json' if row is None else '--row'}",
+                values={"html": html, "row": row, "json": as_json},
+                remedy="leave one of them out",
+            )
         check_output(Path(html), *parts_of_recording(file))
     replayed = replay(file, to=to)
     if not 0 <= number < len(replayed.objects):

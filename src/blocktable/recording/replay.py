@@ -1,6 +1,6 @@
 """A recording run again: the same calls on new objects, to the same results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import signature
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from blocktable._arrays import as_count
 from blocktable._ints import lcm
 from blocktable.cache import KVCache
 from blocktable.delta import Delta
@@ -38,6 +39,7 @@ __all__ = ["Call", "Change", "Replayed", "calls", "history", "play", "replay"]
 
 STEPS = ("commit", "step")  # verbs that end a step: of our tables, and of a watcher
 _PASSES = 8  # over what rows hold, at most: each may find what another began with
+_MOST = 2**63 - 1  # of steps, rows, groups and objects
 _FRESH = 2**31 - 1  # tokens of units of which it is not known whether they are like any other
 
 
@@ -192,12 +194,17 @@ def _run(one: Any, call: Call) -> tuple[Any, str]:
 
 
 def replay(path: str | Path, *, to: int | None = None, until_finding: bool = False) -> Replayed:
-    """Run a recording again, to its end, to a step (commits), or to the first finding of the sanitizer.
+    """Run a recording again, to its end, to a step, or to the first finding of the sanitizer.
 
-    The digest is that of the recorder at the same call. Raises ArgumentError for a file that is no recording, and for a
-    step that it does not reach. Cost: that of the run.
+    Steps are the commits of all objects, and the steps of watchers: ``to=0`` does no call, ``to=1`` those up to the first of
+    them. The digest is that of the recorder at the same call. Raises ArgumentError for a file that is no recording, and for
+    a step that it does not reach. Cost: that of the run.
     """
+    if to is not None:
+        as_count(to, "to", 0, _MOST)
     reader, replayed = _begun(path, "raise" if until_finding else False)
+    if to == 0:
+        return replayed
     for _ in _played(reader, replayed):
         if to is not None and replayed.steps >= to:
             break
@@ -212,21 +219,33 @@ def replay(path: str | Path, *, to: int | None = None, until_finding: bool = Fal
 def history(path: str | Path, row: int, *, group: int = 0, number: int = 0) -> list[Change]:
     """Return what a row held, step by step, where it changed; of a ring from its first snapshot on.
 
-    ``number`` names the object, in the order in which they were constructed.
+    ``number`` names the object, in the order in which they were constructed; steps are its own commits. Raises ArgumentError
+    for an object, a group or a row that was never there, and for a watcher in a ring, which does not hold its tables whole.
+    Cost: that of the run.
     """
-    records = read(path)
-    ring = _is_ring(next(records, None), path)
+    for name, value in (("row", row), ("group", group), ("number", number)):
+        as_count(value, name, 0, _MOST)
+    what, steps = _steps_of(path, number)
+    groups, rows = len(what["groups"]), what.get("max_rows", 0)
     changes: list[Change] = []
     verbs: list[str] = []
-    for verb, step, tables in _ring_steps(records, number) if ring else _run_steps(path, number):
+    for verb, step, tables in steps:
         verbs.append(verb)
         if step is None:
             continue
-        count = tables[group].num_blocks[row] if row < len(tables[group].num_blocks) else 0
-        live = tuple(int(block) for block in tables[group].array[row, :count])
+        groups, rows = max(groups, len(tables)), max(rows, *(len(table.array) for table in tables))
+        live: tuple[int, ...] = ()
+        if group < len(tables) and row < len(tables[group].num_blocks):
+            live = tuple(tables[group].array[row, : tables[group].num_blocks[row]].tolist())
         if not changes or changes[-1].blocks != live:
             changes.append(Change(step, tuple(verbs), live))
         verbs.clear()
+    if group >= groups or row >= rows:
+        raise ArgumentError(
+            f"there is no row {row} of group {group}: object {number} has {groups} groups of {rows} rows",
+            values={"row": row, "group": group, "rows": rows, "groups": groups},
+            remedy="count both from 0",
+        )
     return changes
 
 
@@ -237,15 +256,43 @@ class _Shown(NamedTuple):
     num_blocks: Any
 
 
-def _run_steps(path: str | Path, number: int) -> Iterator[tuple[str, int | None, Any]]:
-    for call, replayed in play(path):
+_Step = tuple[str, int | None, Sequence[Any]]  # a call; where it ends a step, which, and the tables of all groups
+
+
+def _steps_of(path: str | Path, number: int) -> tuple[dict[str, Any], Iterator[_Step]]:
+    """Return what an object was made with, and its calls."""
+    records = read(path)
+    if ring := _is_ring(next(records, None), path):
+        kept = list(records)
+        made = {said[1]: said[2] for said in kept if not isinstance(said, Record) and said[0] == "object"}
+        steps = _ring_steps(kept, number)
+    else:
+        reader, replayed = _begun(path, sanitize=False)
+        made, steps = dict(enumerate(reader.made)), _run_steps(reader, replayed, number)
+    if number not in made:
+        raise ArgumentError(
+            f"there is no object {number}: the recording holds {len(made)}",
+            values={"number": number, "objects": len(made)},
+            remedy="count them from 0, in the order in which they were constructed",
+        )
+    if ring and "watch" in made[number]:
+        raise ArgumentError(
+            f"object {number} is a watcher, whose tables are not whole in a ring",
+            values={"number": number},
+            remedy="record it without ring",
+        )
+    return made[number], steps
+
+
+def _run_steps(reader: "_Reader", replayed: Replayed, number: int) -> Iterator[_Step]:
+    for call, _ in _played(reader, replayed):
         if call.number == number:
             one = replayed.objects[number]
             if call.verb == "step":
                 yield call.verb, one.steps, [_Shown(*part) for part in zip(*call.args, strict=True)]
                 continue
             tables = one.tables if isinstance(one, KVCache) else one
-            yield call.verb, (tables.seq if call.verb == "commit" else None), tables
+            yield call.verb, (tables.seq if call.verb == "commit" else None), tables.tables
 
 
 def _is_ring(first: Any, path: str | Path) -> bool:
@@ -259,13 +306,15 @@ def _is_ring(first: Any, path: str | Path) -> bool:
     )
 
 
-def _ring_steps(records: Iterator[list[Any] | Record], number: int) -> Iterator[tuple[str, int | None, Any]]:
+def _ring_steps(records: Iterable[list[Any] | Record], number: int) -> Iterator[_Step]:
     """Follow a ring: the first snapshot, or the first shape, and then the deltas."""
     tables: Any = None
     for record in records:
         if isinstance(record, Record):
             if record.number == number:
-                yield record.verb, None, tables
+                if record.verb == "resize" and not record.refused:
+                    tables = Replica(*_resized(record.fields), max_rows=tables.max_rows)
+                yield record.verb, None, ()
             continue
         verb, *rest = record
         if verb in ("begin", "end") or not rest or rest[0] != number:
@@ -274,10 +323,10 @@ def _ring_steps(records: Iterator[list[Any] | Record], number: int) -> Iterator[
             tables = Replica(make(rest[1]).groups, max_rows=rest[1]["max_rows"])
         elif verb == "snapshot":
             tables = Replica.from_snapshot(rest[1])
-            yield verb, tables.seq, tables
+            yield verb, tables.seq, tables.tables
         elif verb == "commit":
             tables.apply(Delta.from_bytes(rest[1]))
-            yield verb, tables.seq, tables
+            yield verb, tables.seq, tables.tables
 
 
 class _Row:
@@ -618,11 +667,7 @@ def _salts(numbers: Any) -> Any:
 def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...]:
     """Return the arguments of a verb of tables."""
     if verb == "resize":
-        try:
-            groups = msgspec.msgpack.decode(as_bytes(fields[0]))
-        except msgspec.DecodeError:
-            raise ArgumentError("a record describes no groups", remedy="record the run again") from None
-        return (make({"groups": groups, "max_rows": 1, "num_blocks": None}).groups,)
+        return _resized(fields)
     if verb not in _TABLES_VERBS:
         raise ArgumentError(f"a record names the verb {verb!r}", remedy="record the run again")
     what, *rest = fields
@@ -639,3 +684,12 @@ def _tables_arguments(verb: str, fields: list[Any]) -> tuple[Any, ...]:
             found[-1] = int(parts[0][0])
     signature(getattr(BlockTables, verb)).bind(None, *found)  # as many as the verb takes
     return tuple(found)
+
+
+def _resized(fields: list[Any]) -> tuple[tuple[Group, ...]]:
+    """Return the argument of a resize: the groups that were taken."""
+    try:
+        groups = msgspec.msgpack.decode(as_bytes(fields[0]))
+    except msgspec.DecodeError:
+        raise ArgumentError("a record describes no groups", remedy="record the run again") from None
+    return (make({"groups": groups, "max_rows": 1, "num_blocks": None}).groups,)
