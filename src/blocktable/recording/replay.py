@@ -13,13 +13,15 @@ import numpy as np
 from blocktable._arrays import as_count
 from blocktable._ints import lcm
 from blocktable.cache import KVCache
+from blocktable.contracts import Contract
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, LawBroken
-from blocktable.geometry import Geometry
+from blocktable.geometry import Geometry, plan
 from blocktable.groups import Group
 from blocktable.recording import coding
 from blocktable.recording.format import Record, as_bytes, read
 from blocktable.recording.identity import Ints
+from blocktable.recording.literals import LIMITS, as_literal
 from blocktable.recording.record import (
     _SHAPE,
     INTEGER,
@@ -60,17 +62,9 @@ class Call:
 
     def __str__(self) -> str:
         """Say it as it would be written."""
-        parts = [_literal(arg) for arg in self.args]
-        parts += [f"{name}={_literal(value)}" for name, value in self.named.items() if value is not None]
+        parts = [as_literal(arg) for arg in self.args]
+        parts += [f"{name}={as_literal(value)}" for name, value in self.named.items() if value is not None]
         return f"{self.verb}({', '.join(parts)})"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return repr(value.tolist())
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_literal, value))},)"
-    return repr(value)
 
 
 @dataclass
@@ -130,7 +124,21 @@ def _geometry(shape: list[Any]) -> Geometry:
             raise ValueError(f"{name} {number!r}")
     if named["block_size"] % named["kernel_block_size"]:
         raise ValueError(f"kernel blocks of {named['kernel_block_size']} tokens in blocks of {named['block_size']}")
-    return Geometry(**named, contracts=(), engine=None, reasons=())
+    try:
+        planned = plan(**{name: named[name] for name in LIMITS}, contracts=_standing_in(named))
+    except ArgumentError:  # it was made without plan
+        planned = None
+    if planned is None or any(getattr(planned, name) != number for name, number in named.items()):
+        return Geometry(**named, contracts=(), engine=None, reasons=())
+    return planned
+
+
+def _standing_in(named: dict[str, int]) -> tuple[Contract, ...]:
+    """Return what demands the kernel blocks and the width that were planned: the contracts themselves are not recorded."""
+    if named["kernel_block_size"] == named["block_size"] and not named["padding"]:
+        return ()
+    sizes = (named["kernel_block_size"],)
+    return (Contract("recorded", kernel_block_sizes=sizes, min_width=named["kernel_width"]),)
 
 
 def calls(path: str | Path) -> tuple[list[dict[str, Any]], list[Call], str]:

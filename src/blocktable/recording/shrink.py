@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktable.errors import ArgumentError, BlockTableError, LawBroken
+from blocktable.recording.literals import as_literal
 from blocktable.recording.replay import Call, calls, make
 
 __all__ = ["Shrunk", "shrink"]
@@ -65,17 +66,20 @@ def _first_failure(made: list[dict[str, Any]], found: list[Call]) -> tuple[int, 
     for number, what in enumerate(made):
         places = [i for i, call in enumerate(found) if call.number == number]
         now = failing(what, [found[i] for i in places])
-        if now is not None and (first is None or places[now[1]] < first[2] - 1):
-            first = number, now[0], places[now[1]] + 1
+        if now is None:
+            continue
+        upto = places[now[1]] + 1 if now[1] >= 0 else 0
+        if first is None or upto < first[2]:
+            first = number, now[0], upto
     return first
 
 
 def failing(what: dict[str, Any], part: Sequence[Call]) -> tuple[Failure, int] | None:
-    """Run calls under the sanitizer; return how they fail, and at which of them."""
+    """Run calls under the sanitizer; return how they fail, and at which of them, -1 for the making of the object."""
     try:
         one = make(what, "raise")
     except LawBroken as error:
-        return Failure(error.law, "LawBroken", str(error)), 0
+        return Failure(error.law, "LawBroken", str(error)), -1
     for i, call in enumerate(part):
         try:
             getattr(one, call.verb)(*call.args, **call.named)
@@ -119,7 +123,7 @@ def as_test(what: dict[str, Any], part: Sequence[Call], failure: Failure) -> str
     lines += ["def test_it_keeps_the_laws() -> None:"]
     lines += ["    groups = ["]
     for group in one.groups:
-        lines.append(f"        {_group_line(group)},")
+        lines.append(f"        {as_literal(group)},")
     lines += ["    ]"]
     if name == "watcher":
         how = ", ".join(f"{key}={what[key]!r}" for key in ("num_blocks", "cp_rank", "ignore", "kernel_blocks"))
@@ -136,14 +140,3 @@ def as_test(what: dict[str, Any], part: Sequence[Call], failure: Failure) -> str
             lines.append(f"    # {failure.text.splitlines()[0][:300]}")
         lines.append(f"    {name}.{call}")
     return "\n".join(lines) + "\n"
-
-
-def _group_line(group: Any) -> str:
-    g = group.geometry
-    plan = (
-        f"blocktable.plan(max_model_len={g.max_model_len}, block_size={g.block_size}, lookahead={g.lookahead}, "
-        f"extra_blocks={g.extra_blocks}, cp_size={g.cp_size}, cp_interleave={g.cp_interleave})"
-    )
-    more = f", window={group.window}" if group.window else ""
-    more += f", state_blocks={group.state_blocks}" if group.kind == "state" else ""
-    return f"Group({plan}, kind={group.kind!r}{more})"
