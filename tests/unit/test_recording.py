@@ -334,6 +334,24 @@ def test_a_ring_keeps_its_size_and_the_last_steps(tmp_path):
         recording.record(path, ring=100)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 256])
+def test_a_ring_holds_its_bound_and_what_begins_and_ends_each_half(tmp_path, rows):
+    """Of 256 rows a snapshot is several times the ring."""
+    path, older = tmp_path / "run", tmp_path / "run.old"
+    snapshot = record = 0
+    with recording.record(path, ring=4096) as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=16 * rows + 1, max_rows=rows)
+        cache.admit(np.arange(rows), np.arange(rows + 1), np.arange(rows))
+        for _ in range(63):
+            record = max(record, len(cache.commit().to_bytes()))
+            cache.extend(np.arange(rows), np.arange(rows + 1), np.arange(rows))
+            snapshot = max(snapshot, len(cache.snapshot()))
+            held = recorder.writer.size + (older.stat().st_size if older.exists() else 0)
+            assert held <= 4096 + 2 * (snapshot + record) + 1000  # of both, what the cache was made with
+    assert (snapshot > 4096) == (rows == 256)
+    assert older.exists()
+
+
 def test_the_history_of_a_row(tmp_path):
     with recording.record(tmp_path / "run"):
         tables = BlockTables(GROUPS["full"], max_rows=2)
