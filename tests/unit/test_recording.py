@@ -19,8 +19,9 @@ import blocktable
 from blocktable import ArgumentError, BlockTables, Group, KVCache, plan, recording, sanitize
 from blocktable.cli import run
 from blocktable.recording.coding import NOT_GIVEN, room, write_call
-from blocktable.recording.format import KINDS, Record, Writer, read
+from blocktable.recording.format import KINDS, Record, read
 from blocktable.recording.record import permuted
+from blocktable.recording.writer import Writer
 from blocktable.simulate import Simulation
 from blocktable.testing import CacheWorkload, TablesWorkload
 from blocktable.traces import read_trace

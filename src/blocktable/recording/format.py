@@ -4,19 +4,14 @@
     record    length u32, body, the lower half of a CRC-32 over this and all bodies before it
     body      a zero and a MessagePack array (begin, object, snapshot, end; of a ring also commits), or a call: see ``coding``
 
-The file is mapped into memory, so that a record is the system's as soon as it is written: whatever kills the process, a
-reader finds all whole records. It stops before the first that is short or whose checksum does not fit; damage that half a
-checksum misses, the next record's finds, since each covers all before it.
+A reader stops before the first record that is short or whose checksum does not fit; damage that half a checksum misses, the
+next record's finds, since each covers all before it.
 """
 
 import gzip
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from io import FileIO
-from mmap import ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +23,6 @@ from blocktable.recording import coding
 from blocktable.recording.identity import Ints
 
 MAGIC = b"BTr2"
-PIECE = 1 << 20  # bytes that the file grows by
 NONE = np.zeros(0, np.int64)
 SAID = 0  # the kind of a record that is no call
 REFUSED = 128  # added to the kind of a call that was refused
@@ -50,7 +44,6 @@ VERBS = (
     *("append", "assign", "release", "clear", "move", "swap", "copy", "resize", "step"),
 )
 KINDS = {verb: kind for kind, verb in enumerate(VERBS)}
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Record(NamedTuple):
@@ -63,146 +56,14 @@ class Record(NamedTuple):
     refused: bool
 
 
-class Writer:
-    """Appends records to a file.
-
-    With ``bound``, the file is put aside as ``path`` + ".old" when it has half of it, and a new one begun: together they
-    hold no more than ``bound`` bytes, what each begins with, and one record.
-    """
-
-    def __init__(self, path: str | Path, bound: int | None = None) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError(
-                f"a recording needs the path of a file, got {path!r}",
-                values={"path": path},
-                remedy="pass a str or a pathlib.Path",
-            )
-        self.path, self._older = Path(path), Path(f"{path}.old")
-        self._bound = bound
-        if bound is not None:
-            refuse_in_use(self._older)
-        self._piece = PIECE if bound is None else min(PIECE, bound // 2)
-        self.meta = np.zeros(3, np.int64)
-        self._open()
-
-    def _open(self) -> None:
-        self._begin = 0  # of the window, in the file
-        self.meta[: coding.SUM] = 0
-        self.window = np.zeros(0, np.uint8)
-        try:
-            self._file = begun_anew(self.path)
-            try:
-                self.room(len(MAGIC))
-            except BaseException:
-                self.close()
-                raise
-        except ArgumentError:
-            raise
-        except (OSError, ValueError) as error:
-            raise ArgumentError(
-                f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}",
-                values={"path": str(self.path)},
-                remedy="name a file in a folder that is there and may be written",
-            ) from None
-        self.window[: len(MAGIC)] = np.frombuffer(MAGIC, np.uint8)
-        self.meta[coding.AT] = len(MAGIC)
-
-    @property
-    def size(self) -> int:
-        """The bytes written so far."""
-        return self._begin + int(self.meta[coding.AT])
-
-    def room(self, size: int) -> None:
-        """Have room for a record of so many bytes: the window moves on, and the file grows by zeros."""
-        if self.meta[coding.AT] + size <= self.window.size:
-            return
-        begin, size = self.size, max(size, self._piece)
-        done = 0
-        while done < size:  # now, so that a full disk is an error here and not a signal later
-            done += os.pwrite(self._file.fileno(), bytes(size - done), begin + done)
-        before = begin % ALLOCATIONGRANULARITY  # a mapping begins with a page
-        self.window = np.frombuffer(mmap(self._file.fileno(), before + size, offset=begin - before), np.uint8)[before:]
-        self._begin, self.meta[coding.AT] = begin, 0
-
-    def say(self, record: list[Any]) -> None:
-        """Append a record that is no call."""
-        body = np.frombuffer(bytes([SAID]) + _encode(record), np.uint8)
-        self.room(coding.HEAD + body.size + coding.TAIL)
-        coding.write_bytes(self.window, self.meta, body)
-
-    def full(self) -> bool:
-        """Say whether the file is to be put aside."""
-        return self._bound is not None and self.size >= self._bound // 2
-
-    def turn(self) -> None:
-        """Put the file aside, in place of the one before, and begin a new one."""
-        self.close()
-        self.path.replace(self._older)
-        self._open()
-
-    def close(self) -> None:
-        """Close the file, as long as what is in it; again, it does nothing."""
-        if self._file.closed:
-            return
-        try:
-            self._file.truncate(self.size)
-            flock(self._file, LOCK_UN)  # a forked process may hold the file open
-        finally:
-            self.leave()
-
-    def leave(self) -> None:
-        """Let go of the file as it is."""
-        self._file.close()
-        self.window = np.zeros(0, np.uint8)
-
-
-def begun_anew(path: Path) -> FileIO:
-    """Open a file and empty it, unless another recorder, of any process, has it mapped: a write would be a bus error.
-
-    Returns the file itself, since its number may be another one's as soon as it is closed.
-    """
-    while True:
-        file = FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o644))
-        try:
-            lock(file, path)
-            with suppress(FileNotFoundError):  # a ring put it aside before it was locked
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # noqa: PTH116 - as that of the file
-                    file.truncate(0)
-                    return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def lock(file: FileIO, path: Path) -> None:
-    """Lock a file, unless another recorder has it locked."""
-    with suppress(OSError):  # file systems without locks
-        try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            raise ArgumentError(
-                f"another recording writes to {path}",
-                values={"path": str(path)},
-                remedy="close that one first, or name another file",
-            ) from None
-
-
-def refuse_in_use(path: Path) -> None:
-    """Refuse a file that another recorder writes to."""
-    if _is_there(path):
-        with suppress(OSError), FileIO(path) as file:
-            lock(file, path)
-
-
 def read(path: str | Path) -> Iterator[list[Any] | Record]:
     """Yield the whole records of a recording, of a ring the older half first; gzip is read as it is.
 
     Raises ArgumentError for a file that is no recording; a damaged or cut end is no error.
     """
     newer, older = Path(path), Path(f"{path}.old")
-    before = _bytes(older) if _is_there(older) and os.access(older, os.R_OK) and older.is_file() else b""
-    data = _bytes(newer) if not before or _is_there(newer) else b""
+    before = _bytes(older) if is_there(older) and os.access(older, os.R_OK) and older.is_file() else b""
+    data = _bytes(newer) if not before or is_there(newer) else b""
     half = _half(before)
     begun = bool(data.replace(MAGIC, b"", 1).strip(b"\0"))  # else killed as it was to begin this half
     if half and (not begun or _half(data) == (half[0], half[1] + 1)):
@@ -221,7 +82,7 @@ def _half(data: bytes) -> tuple[Any, Any] | None:
     return None
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Say whether there is such a file; a name that the system does not take is none."""
     try:
         return path.exists()

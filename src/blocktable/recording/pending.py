@@ -15,7 +15,6 @@ from blocktable._journal import BEGIN, DUE, FIRST, LAST, LAST_AT, LAST_UNKNOWN, 
 from blocktable.recording import coding
 from blocktable.recording.format import NONE
 from blocktable.recording.identity import NOWHERE, PLACE, Identity, Ints
-from blocktable.recording.journal import clear, take
 from blocktable.recording.steps import (
     CALL,
     FIELDS,
@@ -28,6 +27,7 @@ from blocktable.recording.steps import (
     UNITS,
     write_calls,
 )
+from blocktable.recording.taking import clear, take
 
 T = TypeVar("T")
 CALLS, SHARE = 256, 16  # calls that may wait, and calls written for each that may

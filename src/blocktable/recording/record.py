@@ -29,10 +29,11 @@ from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, ConcurrentUse, OutOfBlocks
 from blocktable.groups import Group
 from blocktable.recording import coding
-from blocktable.recording.format import KINDS, NONE, REFUSED, Writer, of_text
+from blocktable.recording.format import KINDS, NONE, REFUSED, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
 from blocktable.recording.pending import NO_SLOTS, Pending
 from blocktable.recording.steps import SEATS
+from blocktable.recording.writer import Writer
 from blocktable.sanitize.reading import Unreadable
 
 V = TypeVar("V", bound=Callable[..., Any])

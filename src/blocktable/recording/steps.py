@@ -45,7 +45,7 @@ from blocktable.recording.identity import (
     number_finished,
     number_units,
 )
-from blocktable.recording.journal import LONGS, parts
+from blocktable.recording.taking import LONGS, parts
 
 # Kinds with fields have a seat each, where the last such call lies beside the next one.
 SEATS = (LOOKUP, ADMIT, ADMIT | REFUSED, EXTEND, FREE)
