@@ -40,7 +40,7 @@ def chosen(cls: type[T], sanitize: Any) -> type[T]:
     ``sanitize`` None leaves it to BLOCKTABLE_SANITIZE.
     """
     if RECORDERS:
-        from blocktable.recording.record import recorded  # noqa: PLC0415 - loaded by whoever began the recording
+        from blocktable.recording.recorded import recorded  # noqa: PLC0415 - loaded by whoever began the recording
 
         made: Any = recorded
         cls = made(cls)

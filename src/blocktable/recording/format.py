@@ -12,13 +12,14 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from functools import cache as cached_by
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from blocktable.errors import ArgumentError
+from blocktable.errors import ArgumentError, BlockTableError
 from blocktable.recording import coding
 from blocktable.recording.identity import Ints
 
@@ -198,3 +199,13 @@ def as_bytes(field: Any) -> bytes:
     if field is None or (field.size and not (field.min() >= 0 and field.max() < 256)):
         raise ArgumentError("a record holds a text that cannot be read", remedy="record the run again")
     return bytes(field.astype(np.uint8))
+
+
+def refusal_of(error: BlockTableError) -> Ints:
+    """Return a refusal, as a field: its type and law."""
+    return _refusal(type(error).__name__, error.law)
+
+
+@cached_by
+def _refusal(name: str, law: str) -> Ints:
+    return of_text(f"{name} {law}")

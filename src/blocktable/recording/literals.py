@@ -7,7 +7,7 @@ import numpy as np
 from blocktable.contracts import Contract
 from blocktable.geometry import Geometry
 from blocktable.groups import Group
-from blocktable.recording.record import _SHAPE
+from blocktable.recording.shapes import SHAPE
 
 __all__ = ["LIMITS", "as_literal"]
 
@@ -37,7 +37,7 @@ def _group(group: Group) -> str:
 def _geometry(geometry: Geometry) -> str:
     """Return the plan of a geometry; one that was made without has no reasons, and is written as it is."""
     if not geometry.reasons:
-        return f"blocktable.Geometry({_named(geometry, _SHAPE)}, contracts=(), engine=None, reasons=())"
+        return f"blocktable.Geometry({_named(geometry, SHAPE)}, contracts=(), engine=None, reasons=())"
     contracts = ", ".join(map(_contract, geometry.contracts))
     return f"blocktable.plan({_named(geometry, LIMITS)}{f', contracts=[{contracts}]' if contracts else ''})"
 

@@ -19,18 +19,12 @@ from blocktable.errors import ArgumentError, BlockTableError, LawBroken
 from blocktable.geometry import Geometry, plan
 from blocktable.groups import Group
 from blocktable.recording import coding
-from blocktable.recording.format import Record, as_bytes, read
+from blocktable.recording.arguments import INTEGER, NO_GROUP
+from blocktable.recording.format import Record, as_bytes, read, refusal_of
 from blocktable.recording.identity import Ints
 from blocktable.recording.literals import LIMITS, as_literal
-from blocktable.recording.record import (
-    _SHAPE,
-    INTEGER,
-    NO_GROUP,
-    VERSION,
-    digest_of,
-    fold,
-    refusal_of,
-)
+from blocktable.recording.record import VERSION, digest_of, fold
+from blocktable.recording.shapes import SHAPE
 from blocktable.recording.shared import Texts
 from blocktable.recording.watched import WatchReader, of_findings
 from blocktable.replica import Replica
@@ -117,7 +111,7 @@ def make(what: dict[str, Any], sanitize: Any = False) -> Any:
 
 def _geometry(shape: list[Any]) -> Geometry:
     """Return a geometry like the one recorded; raises ValueError for one that cannot have been planned."""
-    named = dict(zip(_SHAPE, shape, strict=True))
+    named = dict(zip(SHAPE, shape, strict=True))
     for name, number in named.items():
         least = 0 if name in ("lookahead", "extra_blocks", "padding") else 1
         if type(number) is not int or not least <= number < 2**63:
@@ -452,7 +446,7 @@ class _Reader:
 
     def _begin(self, what: dict[str, Any]) -> None:
         self.made.append(what)
-        spans = [shape[3 + _SHAPE.index("block_size")] * shape[3 + _SHAPE.index("cp_size")] for shape in what["groups"]]
+        spans = [shape[3 + SHAPE.index("block_size")] * shape[3 + SHAPE.index("cp_size")] for shape in what["groups"]]
         paged = [span for span, shape in zip(spans, what["groups"], strict=True) if shape[0] != "state"]
         self._units.append(lcm(*paged) if paged else 1)
         self._lengths.append({})
