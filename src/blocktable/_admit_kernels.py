@@ -1,5 +1,7 @@
 """Finding a prompt's prefix in the index, and taking a row into use on top of it."""
 
+from typing import Any
+
 from blocktable._cache_layout import (
     AVAILABLE,
     BAD_FINAL,
@@ -21,6 +23,7 @@ from blocktable._cache_layout import (
     IN_USE,
     INDEX,
     INDEXED,
+    JOURNAL_FULL,
     LARGEST,
     LATEST,
     LENGTH,
@@ -29,6 +32,7 @@ from blocktable._cache_layout import (
     NEEDED,
     NEVER,
     NEXT,
+    NO_LIMIT,
     NODE,
     NODE_FIELDS,
     PARTS,
@@ -55,6 +59,9 @@ from blocktable._cache_layout import (
 )
 from blocktable._extend_kernels import CACHE, open_row, scan
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
+from blocktable._journal import ADMIT as KIND_ADMIT
+from blocktable._journal import LOOKUP as KIND_LOOKUP
+from blocktable._journal import OUT_OF_BLOCKS, REFUSED, has_room, note_prompts, room_of_prompts
 from blocktable._kernels import (
     BAD_INDPTR,
     BASE,
@@ -302,6 +309,14 @@ def check_prompts(
     return OK
 
 
+@helper(i64(i64[::1]))
+def noted_limit(limits: I64) -> Any:
+    """Return the limit that a journal has of a call whose rows all have one, -1 for none."""
+    if limits.size == 0 or limits[0] >= NO_LIMIT:
+        return i64(-1)
+    return limits[0]
+
+
 @compiled(
     i64(
         *CACHE,
@@ -312,6 +327,7 @@ def check_prompts(
         *[i64] * 3,
         *[i64[::1]] * 2,
         i64[:, ::1],
+        i64[::1],
     )
 )
 def admit(
@@ -340,12 +356,14 @@ def admit(
     path: I64,
     cached: I64,
     out: I64,
+    journal: I64,
 ) -> int:
     """Look prompts up, or open rows on the prefixes found (MATCH), and compute up to limits[i] tokens behind (ADMIT).
 
     Row after row, from row ``first`` on; where a row does not fit, or slots for nodes are short, the rows before it are
     done, meta[SERVED] of them with meta[TOKENS] slots written, and the caller goes on or puts everything back. Unless all
-    is ``saved``, a call that may come to that ends with SAVE before it changes anything.
+    is ``saved``, a call that may come to that ends with SAVE before it changes anything. With a journal, which has no place for
+    roots, finals and a limit of each, the call is noted, done or short of blocks.
     """
     per, unit = meta[WORDS], meta[UNIT]
     width = NODE_FIELDS + meta[PARTS]
@@ -354,6 +372,9 @@ def admit(
         code = check_prompts(info, state, meta, lines, rows, indptr, words, stride, mode, limits, finals)
         if code != OK:
             return code
+        if journal.size and not has_room(journal, room_of_prompts(rows, indptr)):
+            meta[NEEDED] = room_of_prompts(rows, indptr)
+            return JOURNAL_FULL
         if mode == ADMIT and indptr.size > 2 and not saved:
             risky = meta[NEEDED] + headroom > meta[FREE] + meta[CACHED]
             for i in range(finals.size):
@@ -392,6 +413,11 @@ def admit(
                 meta[AVAILABLE] = meta[NEEDED] + meta[FREE] + meta[CACHED] - idle
                 meta[NEEDED] += need
                 meta[HASHED], meta[COMPARED] = hashed, compared
+                if journal.size:
+                    note_prompts(
+                        *(journal, KIND_ADMIT | REFUSED, rows, indptr, words, per * stride, OUT_OF_BLOCKS),
+                        *(out, 0, noted_limit(limits), headroom),
+                    )
                 return SHORT_OF_BLOCKS
             short = meta[SLOTS] + (target - hit) // unit + 3 > nodes.size // width
             if short or risky:
@@ -432,4 +458,10 @@ def admit(
         )
         meta[TOKENS] += target - hit
     meta[SERVED] = indptr.size - 1
+    if journal.size:
+        kind = KIND_LOOKUP if mode == LOOKUP else KIND_ADMIT
+        note_prompts(
+            *(journal, kind, rows, indptr, words, per * stride, cached),
+            *(out, meta[TOKENS], noted_limit(limits), headroom),
+        )
     return OK

@@ -18,6 +18,7 @@ from blocktable._cache_layout import (
     I64,
     IN_USE,
     INDEX,
+    JOURNAL_FULL,
     LATEST,
     LENGTH,
     LINE_FIELDS,
@@ -49,6 +50,7 @@ from blocktable._cache_layout import (
 )
 from blocktable._extend_kernels import CACHE, scan
 from blocktable._jit import compiled, helper, i32, i64, nothing, sealed
+from blocktable._journal import LINE, has_room, note_free
 from blocktable._kernels import (
     BAD_INDPTR,
     BAD_ROW,
@@ -230,7 +232,7 @@ def forget_cut(
                 unseat(meta, blocks, nodes, buckets, store, block)
 
 
-@compiled(i64(*CACHE, i64[::1], i64[::1], i64, i64))
+@compiled(i64(*CACHE, i64[::1], i64[::1], i64, i64, i64[::1]))
 def shorten(
     info: I64,
     state: I32,
@@ -247,8 +249,12 @@ def shorten(
     lengths: I64,
     fence: int,
     close: int,
+    journal: I64,
 ) -> int:
-    """Cut rows to lengths[i] tokens, or with ``close`` take them out of use; their blocks wait for ``fence``."""
+    """Cut rows to lengths[i] tokens, or with ``close`` take them out of use; their blocks wait for ``fence``.
+
+    With a journal, which has a place for rows taken out of use without a fence, the call is noted.
+    """
     n = rows.size
     width = NODE_FIELDS + meta[PARTS]
     code = check_rows(info, state, rows, n)
@@ -269,6 +275,9 @@ def shorten(
     if not close and meta[SLOTS] + n + 1 > nodes.size // width:
         meta[NEEDED] = n + 1
         return GROW
+    if not has_room(journal, LINE + n):
+        meta[NEEDED] = LINE + n
+        return JOURNAL_FULL
     for i in range(n):
         row = rows[i]
         line = row * LINE_FIELDS
@@ -291,6 +300,8 @@ def shorten(
         if length < lines[line + DONE]:
             reopen(meta, nodes, buckets, store, lines, row, length)
         forget_cut(info, state, entries, meta, blocks, nodes, buckets, store, row, length)
+    if journal.size:
+        note_free(journal, rows)
     return OK
 
 

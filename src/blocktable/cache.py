@@ -29,7 +29,7 @@ from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
 from blocktable._copying import Uncopied
-from blocktable._journal import LINE, NO_JOURNAL, JournalFull, is_full, is_usual
+from blocktable._journal import LINE, NO_JOURNAL, JournalFull, is_full, is_usual, is_usual_admit
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import NO_COPIES, Delta
 from blocktable.errors import ArgumentError
@@ -211,7 +211,8 @@ class KVCache(Uncopied, Sanitizable):
             n = max(starts.size - 1, 0)
             roots = self._salted(verb, salts, n, create=mode != a.LOOKUP)
             cached = np.empty(n, np.int64)
-            self._admit(verb, wanted, starts, tokens, mode, _NONE, _NONE, roots, 0, cached, _NO_SLOTS)
+            journal = self._journal if salts is None and mode == a.LOOKUP else NO_JOURNAL
+            self._admit(verb, wanted, starts, tokens, mode, _NONE, _NONE, roots, 0, cached, _NO_SLOTS, journal)
             return cached
 
     def admit(
@@ -247,7 +248,10 @@ class KVCache(Uncopied, Sanitizable):
                 room = int(np.minimum(np.diff(starts), limits).sum())
             room = max(0, min(room, self._plan.largest * n))  # prompts of more are refused
             cached, slots = np.empty(n, np.int64), np.empty((len(self.groups), room), np.int64)
-            self._admit("admit", wanted, starts, tokens, a.ADMIT, limits, finals, roots, headroom, cached, slots)
+            journal = self._journal if is_usual_admit(salts, limit, final) else NO_JOURNAL
+            self._admit(
+                "admit", wanted, starts, tokens, a.ADMIT, limits, finals, roots, headroom, cached, slots, journal
+            )
             written = self._meta[c.TOKENS]
             return cached, slots if written == room else slots[:, :written].copy()
 
@@ -264,6 +268,7 @@ class KVCache(Uncopied, Sanitizable):
         headroom: int,
         cached: Any,
         slots: Any,
+        journal: Any,
     ) -> None:
         words, first, saved = self._words(tokens), 0, None
         while True:
@@ -282,6 +287,7 @@ class KVCache(Uncopied, Sanitizable):
                 self._path,
                 cached,
                 slots,
+                journal,
             )
             if code == k.OK:
                 return
@@ -293,6 +299,8 @@ class KVCache(Uncopied, Sanitizable):
                 words = self._words(tokens)
             elif code == c.SAVE:
                 saved = self._core, [array.copy() for array in self._core]
+            elif code == c.JOURNAL_FULL:
+                raise JournalFull(int(self._meta[c.NEEDED]))
             else:
                 error = self._refused(code, verb, rows, headroom)
                 if saved:
@@ -414,10 +422,13 @@ class KVCache(Uncopied, Sanitizable):
                     [*self._fences, int(fence)],
                     [*self._epochs, epoch],
                 )
-        code = v.shorten(*self._core, rows, lengths, epoch, close)
+        journal = self._journal if close and fence is None else NO_JOURNAL
+        code = v.shorten(*self._core, rows, lengths, epoch, close, journal)
         if code == c.GROW:
             self._grow(int(self._meta[c.NEEDED]))
-            code = v.shorten(*self._core, rows, lengths, epoch, close)
+            code = v.shorten(*self._core, rows, lengths, epoch, close, journal)
+        if code == c.JOURNAL_FULL:
+            raise JournalFull(int(self._meta[c.NEEDED]))
         if code != k.OK:
             self._last_fence, self._fences, self._epochs = before
             raise self._refused(code, verb, rows, 0)

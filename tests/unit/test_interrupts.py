@@ -147,7 +147,14 @@ def test_tables_are_whole_wherever_a_call_is_interrupted(verb):
     assert n > 3
 
 
-TOLD_IN_THE_LOOP = ("extend", "extend by wide tokens", "extend a shared block", "commit without copies")
+TOLD_IN_THE_LOOP = (
+    "lookup",
+    "free",
+    "extend",
+    "extend by wide tokens",
+    "extend a shared block",
+    "commit without copies",
+)
 
 
 @pytest.mark.parametrize("verb", [*CALLS, "commit without copies"])

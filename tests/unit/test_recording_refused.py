@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from blocktable import ArgumentError, BlockTableError, BlockTables, KVCache, plan, recording
+from blocktable import ArgumentError, BlockTableError, BlockTables, KVCache, OutOfBlocks, plan, recording
+from blocktable._journal import OUT_OF_BLOCKS
+from blocktable.recording.format import refusal_of
 
 TEXT = np.arange(6)
 LARGE = 2**70
@@ -132,3 +134,12 @@ def test_numpys_numbers_do_for_pythons(tmp_path):
         cache.commit()
     found = recording.replay(tmp_path / "run")
     assert (found.calls, found.differs, found.digest, found.complete) == (5, "", recorder.digest, True)
+
+
+def test_a_loop_tells_a_refusal_as_the_error_does():
+    """The loop of admit notes that it is short of blocks, in words that are written nowhere else."""
+    cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=17, max_rows=4)
+    cache.admit([0], [0, 40], np.arange(40))
+    with pytest.raises(OutOfBlocks) as refused:
+        cache.admit([1], [0, 40], np.arange(40, 80))
+    assert refusal_of(refused.value).tolist() == OUT_OF_BLOCKS.tolist()

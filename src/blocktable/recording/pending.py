@@ -1,6 +1,6 @@
 """The usual calls of one recorded cache, as they wait: many are written in one go, since each by itself would cost more.
 
-A call leaves its arrays in a journal, and goes on. What is to be said of them, and which units they finished, is worked out
+A call notes itself in a journal, and goes on. What is to be said of them, and which units they finished, is worked out
 for all calls that wait, in compiled loops.
 """
 
@@ -10,10 +10,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from blocktable._arrays import as_int64
-from blocktable._journal import BEGIN, DUE, FIRST, LAST, LAST_AT, LAST_UNKNOWN, MOST, NO_JOURNAL, WAITING, JournalFull
+from blocktable._journal import (
+    BEGIN,
+    DUE,
+    FIRST,
+    LAST,
+    LAST_AT,
+    LAST_UNKNOWN,
+    MOST,
+    NO_JOURNAL,
+    WAITING,
+    WHOLE,
+    JournalFull,
+    clear,
+)
 from blocktable.recording import coding
-from blocktable.recording.format import NONE
 from blocktable.recording.identity import NOWHERE, PLACE, Identity, Ints
 from blocktable.recording.steps import (
     CALL,
@@ -27,14 +38,12 @@ from blocktable.recording.steps import (
     UNITS,
     write_calls,
 )
-from blocktable.recording.taking import clear, take
 
 T = TypeVar("T")
 CALLS, SHARE = 256, 16  # calls that may wait, and calls written for each that may
 ROOM = 1 << 17  # numbers that wait at most; a call that is longer does not
 WAIT = 0.01  # seconds after which a commit writes all
 PATIENCE = 60.0  # seconds for which whoever writes them waits for the call in progress
-NO_SLOTS = np.zeros((1, 0), np.int64)
 NEVER = -2  # the size of fields of a kind of which there was no call yet: no field has it
 
 
@@ -45,7 +54,6 @@ class Pending:
         self._recorder, self._number, self._cache = recorder, number, cache
         self.reading = cache.tables._reading
         self._identity = identity or Identity(1, 0)
-        self._whole = int(self._identity.unit > 0)  # are tokens of prompts to be known
         self._written = 0
         self.until = 0.0  # when a commit writes all
         self._usual = np.zeros(ROOM, np.int64)
@@ -56,35 +64,6 @@ class Pending:
         self._sizes = np.zeros((2 * len(SEATS), MOST_FIELDS), np.int64)
         self._last = np.zeros(len(SEATS), np.int64)
         self._sizes[:] = NEVER
-
-    # What a call leaves here, in whatever form it was done; usual extends and commits note themselves.
-
-    def took(
-        self,
-        kind: int,
-        rows: Any,
-        starts: Any,
-        tokens: Any,
-        cached: Ints = NONE,
-        slots: Ints = NO_SLOTS,
-        limit: int = -1,
-        headroom: int = 0,
-    ) -> None:
-        """Take a call without salts, marks and fences; limit -1: none."""
-        arrays = as_int64(rows, "rows"), as_int64(starts, "indptr"), as_int64(tokens, "tokens"), cached, slots
-        call = kind, self._whole, *arrays, limit, headroom
-        try:
-            self._take(call)
-        except JournalFull as full:
-            self.again(full.numbers, lambda: self._take(call))
-        if self.journal[DUE]:
-            self.flush()
-
-    def _take(self, call: Any) -> None:
-        with self._cache._busy:
-            numbers = take(self.journal, *call)
-        if numbers:
-            raise JournalFull(numbers)
 
     def again(self, numbers: int, call: Callable[[], T]) -> T:
         """Make a call again that found no room: what waits is written before it, and one longer than what may wait at once."""
@@ -104,6 +83,11 @@ class Pending:
         if self._cache._pending is self:  # of another recorder's it is not
             self._cache._journal = NO_JOURNAL
             self._cache._pending = None
+
+    def flush_due(self) -> None:
+        """Write what waits, if it is so much that it is to be written now."""
+        if self.journal[DUE]:
+            self.flush()
 
     def flush(self, *, wait: bool = True) -> None:
         """Write what waits; without ``wait``, ConcurrentUse while a call is in progress."""
@@ -145,6 +129,7 @@ class Pending:
         clear(self.journal)
         self._identity.counts[PLACE] = BEGIN if numbered == last and self.journal[LAST] else NOWHERE
         self.journal[MOST] = min(CALLS, self._written // SHARE + 1)
+        self.journal[WHOLE] = self._identity.unit > 0
 
     def _write(self) -> None:
         writer, known, place = self._recorder.writer, self._identity, self._place

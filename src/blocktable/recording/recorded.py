@@ -15,13 +15,13 @@ import numpy as np
 from blocktable import _sanitized
 from blocktable._arrays import FLAGS
 from blocktable._cache_layout import COPIES
-from blocktable._journal import ADMIT, DUE, FREE, LOOKUP, JournalFull, is_usual
+from blocktable._journal import DUE, JournalFull, is_usual, is_usual_admit
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse, OutOfBlocks
 from blocktable.recording.arguments import cut, exact, fields_of, least, one_of, unknown_of, whole
-from blocktable.recording.format import NONE, REFUSED, of_text, refusal_of
+from blocktable.recording.format import NONE, of_text
 from blocktable.recording.identity import SEEN, USED, Identity, Ints
-from blocktable.recording.pending import NO_SLOTS, Pending
+from blocktable.recording.pending import Pending
 from blocktable.recording.shapes import describe_group
 from blocktable.sanitize.reading import Unreadable
 
@@ -153,6 +153,25 @@ class RecordedCache(Recorded):
         self._tell(verb, told, result, None)
         return result
 
+    def _note(self, verb: str, call: Callable[[], Any], told: Callable[[Any], list[Any]]) -> Any:
+        """Run a verb that notes itself, done or short of blocks; another refusal is told."""
+        pending = self._pending
+        if pending is None:  # another thread closed the recorder
+            return call()
+        try:
+            try:
+                result = call()
+            except JournalFull as full:
+                result = pending.again(full.numbers, call)
+        except OutOfBlocks:
+            pending.flush_due()
+            raise
+        except BlockTableError as error:
+            self._tell(verb, told, _NOTHING, error)
+            raise
+        pending.flush_due()
+        return result
+
     def _tell(self, verb: str, told: Callable[[Any], list[Any]], result: Any, refused: BlockTableError | None) -> None:
         if self._recorder is None or self._recorder.closed or isinstance(refused, ConcurrentUse):
             return  # what was refused beside another call is not refused when it is run again by itself
@@ -171,7 +190,6 @@ class RecordedCache(Recorded):
         found = None if self._identity is None else self._identity.finished(rows)
         return [None, None] if found is None else list(found)
 
-    @all_or_none
     def lookup(self, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
 
@@ -179,16 +197,9 @@ class RecordedCache(Recorded):
             starts, text = cut(indptr, tokens)
             return [np.diff(starts), *self._prompts(starts, text, salts), self._recorder.tokens(text)]
 
-        pending = self._pending  # another thread may close the recorder meanwhile
-        if pending is None or salts is not None:
+        if self._pending is None or salts is not None:
             return self._call("lookup", (indptr, tokens, salts), {}, told)
-        try:
-            cached = self._plain_lookup(indptr, tokens)
-        except BlockTableError as error:
-            self._tell("lookup", told, _NOTHING, error)
-            raise
-        pending.took(LOOKUP, NONE, indptr, tokens, cached)
-        return cached
+        return self._note("lookup", lambda: self._plain_lookup(indptr, tokens), told)
 
     def match(self, rows: Any, indptr: Any, tokens: Any, salts: Any = None) -> Any:
         """Do it, and record it."""
@@ -232,23 +243,11 @@ class RecordedCache(Recorded):
             self._opened(opened, starts, text, cached, self.lengths[opened], salts)  # type: ignore[attr-defined]
             return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
-        usual = salts is None and final is None and (limit is None or type(limit) is int)
-        pending = self._pending
-        if pending is None or not usual:
+        if self._pending is None or not is_usual_admit(salts, limit, final):
             named = {"final": final, "headroom": headroom}
             return self._call("admit", (rows, indptr, tokens, salts, limit), named, told)
-        most = -1 if limit is None else limit
-        try:
-            found = self._plain_admit(rows, indptr, tokens, None, limit, headroom=headroom)
-        except OutOfBlocks as error:
-            pending.took(ADMIT | REFUSED, rows, indptr, tokens, refusal_of(error), NO_SLOTS, *least(most, headroom))
-            raise
-        except BlockTableError as error:
-            self._tell("admit", told, _NOTHING, error)
-            raise
-        cached, slots = found
-        pending.took(ADMIT, rows, indptr, tokens, cached, slots, *least(most, headroom))
-        return found
+        call = partial_of(self._plain_admit, rows, indptr, tokens, None, limit, headroom=headroom)
+        return self._note("admit", call, told)
 
     def extend(
         self,
@@ -274,8 +273,7 @@ class RecordedCache(Recorded):
         except BlockTableError as error:
             self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
             raise
-        if pending.journal[DUE]:
-            pending.flush()
+        pending.flush_due()
         return slots
 
     def _told_extend(
@@ -346,7 +344,6 @@ class RecordedCache(Recorded):
 
         self._call("truncate", (rows, lengths, fence), {}, told)
 
-    @all_or_none
     def free(self, rows: Any, fence: int | None = None) -> None:
         """Do it, and record it."""
 
@@ -356,16 +353,10 @@ class RecordedCache(Recorded):
                 self._identity.close(wanted)
             return [wanted, one_of(fence)]
 
-        pending = self._pending
-        if pending is None or fence is not None:
+        if self._pending is None or fence is not None:
             self._call("free", (rows, fence), {}, told)
-            return
-        try:
-            self._plain_free(rows)
-        except BlockTableError as error:
-            self._tell("free", told, _NOTHING, error)
-            raise
-        pending.took(FREE, rows, NONE, NONE)
+        else:
+            self._note("free", lambda: self._plain_free(rows), told)
 
     def retire(self, n: int) -> None:
         """Do it, and record it."""

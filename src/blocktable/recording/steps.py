@@ -14,6 +14,7 @@ from blocktable._journal import (
     HEADROOM,
     KIND,
     LIMIT,
+    LONGS,
     LOOKUP,
     N_CACHED,
     N_ROWS,
@@ -24,6 +25,7 @@ from blocktable._journal import (
     RETURNED,
     TOKENS,
     UNKNOWN,
+    parts,
     put_down,
 )
 from blocktable.recording.coding import AT, NOT_GIVEN, SUM, WINDOW, open_call, put_call, room, seal
@@ -45,7 +47,6 @@ from blocktable.recording.identity import (
     number_finished,
     number_units,
 )
-from blocktable.recording.taking import LONGS, parts
 
 # Kinds with fields have a seat each, where the last such call lies beside the next one.
 SEATS = (LOOKUP, ADMIT, ADMIT | REFUSED, EXTEND, FREE)
