@@ -521,7 +521,7 @@ class KVCache(Uncopied, Sanitizable):
     def _is_used(self) -> bool:
         """Say whether anything has happened."""
         fenced = self._last_fence is not None or self._retired is not None
-        return bool(self.tables._is_used() or fenced or self._meta[c.FRESH] > 1 or self._lines.any())
+        return bool(self.tables._is_used() or fenced or self._lines.any())
 
     def snapshot(self) -> bytes:
         """Return the tables of the last commit with its seq, for a replica to start from; cost: the live entries."""
