@@ -278,10 +278,10 @@ def test_an_exception_of_a_handler_is_the_one_that_is_raised(tmp_path):
         raise Off
 
     def interrupt():
-        cache._plain_lookup = fails
+        cache._plain_admit = fails
         began = time.monotonic()
         with pytest.raises(Off) as raised:
-            cache.lookup([0, 2], [1, 2])
+            cache.admit([1], [0, 2], [1, 2])
         assert time.monotonic() - began < LONG
         assert "ends here" in raised.value.__notes__[0]
 

@@ -144,22 +144,22 @@ def test_a_long_call_is_written_at_once_and_what_waits_stays_bounded(tmp_path):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("done", [False, True])
-def test_what_cannot_be_taken_is_not_done_or_ends_the_recording(tmp_path, monkeypatch, done):
-    """An extend that finds no room to be noted has changed nothing; a lookup is noted when it is done."""
+@pytest.mark.parametrize(("verb", "ends"), [("extend", False), ("lookup", False), ("admit", True)])
+def test_what_cannot_be_noted_is_not_done(tmp_path, monkeypatch, verb, ends):
+    """It ends the recording only where a call is done in several goes, of which some may have been."""
     text = np.arange(300_000)
     with recording.record(tmp_path / "run") as recorder:
-        cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=1)
+        cache = KVCache([plan(max_model_len=400_000, block_size=16)], num_blocks=25_001, max_rows=2)
         cache.extend([0], [0, 1], [5])
         with monkeypatch.context() as short:
             short.setattr("blocktable.recording.pending.np.zeros", Mock(side_effect=MemoryError))
             with pytest.raises(MemoryError):
-                cache.lookup([0, text.size], text) if done else cache.extend([0], [0, text.size], text)
-        assert recorder.closed == done
+                getattr(cache, verb)(*[[1]] * (verb != "lookup"), [0, text.size], text)
+        assert recorder.closed == ends
         cache.extend([0], [0, 1], [6])
-    assert cache.lengths.tolist() == [2]
+    assert cache.lengths.tolist() == [2, 0]
     found = recording.replay(tmp_path / "run")
-    assert (found.calls, found.differs, found.complete) == (2 - done, "", not done)
+    assert (found.calls, found.differs, found.complete) == (2 - ends, "", not ends)
 
 
 BAD = {
