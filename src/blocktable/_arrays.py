@@ -77,9 +77,14 @@ def _refused(name: str, what: str) -> ArgumentError:
     )
 
 
+def as_given(argument: Any) -> Any:
+    """Return an argument as it is now: a view of what a cache holds changes as the verb is done."""
+    return argument.copy() if isinstance(argument, np.ndarray) and argument.base is not None else argument
+
+
 def as_count(value: Any, name: str, low: int, high: int, *, law: str = "") -> int:
     """Return a whole number within low..high; bools, floats and strings are refused, NumPy integers are not."""
-    if type(value) is int or isinstance(value, np.integer):
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         number = int(value)
         if low <= number <= high:
             return number

@@ -38,7 +38,9 @@ class JournalFull(Exception):  # noqa: N818 - no error: the call is made again
     """There is no room for a call, which has changed nothing: what waits is written, and it is made again."""
 
     def __init__(self, numbers: int) -> None:
-        super().__init__(f"the call is {numbers} numbers of a journal")
+        super().__init__(
+            f"{numbers} numbers: a recorded cache's verbs are called by super(), not as KVCache.verb(self, ...)"
+        )
         self.numbers = numbers
 
 

@@ -30,7 +30,7 @@ def modulo(n: int) -> Any:
 def next_number(number: int, token: int) -> Any:
     """Return the number of a prefix that is one token longer."""
     # The upper part counts twice in one of them: tokens that differ by PRIME would be alike in both. So would 0 and PRIME.
-    upper, last = token >> 31, modulo(token) + 1
+    upper, last = (token >> 31) + 3 * (token >> 62), modulo(token) + 1  # 2**31 and 1 are alike
     low = (number & PRIME) * OTHER + last + upper + OTHER * i64(token & PRIME == PRIME)
     return modulo((number >> 31) * ONE + last) << 31 | modulo(low)
 

@@ -16,6 +16,13 @@ class Sanitizable:
         return object.__new__(chosen(cls, sanitize))
 
 
+class _Unseen:
+    """A class made of a user's is none of his: his ``__init_subclass__`` is not told of it."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
 def joined(cls: Any, base: Any, mixin: Any, more: dict[str, Any]) -> Any:
     """Return the class that does what ``cls`` does, with the mixin's verbs in front of those of ``base``, which it has.
 
@@ -24,7 +31,8 @@ def joined(cls: Any, base: Any, mixin: Any, more: dict[str, Any]) -> Any:
     made = type(base.__name__, (mixin, base), {"__module__": base.__module__, "_made_of": base, **more})
     if cls is base:
         return made
-    return type(cls.__name__, (cls, made), {"__module__": cls.__module__, "_made_of": cls})
+    bases = (cls, made) if issubclass(cls, _Unseen) else (_Unseen, cls, made)
+    return type(cls.__name__, bases, {"__module__": cls.__module__, "_made_of": cls})
 
 
 def plain(cls: Any) -> Any:

@@ -240,7 +240,7 @@ class KVCache(Uncopied, Sanitizable):
             n = max(starts.size - 1, 0)
             finals = _NONE if final is None else _per_row("admit", final, "final", n)
             limits = self._unlimited if limit is None else _per_row("admit", limit, "limit", n)
-            if headroom != 0:
+            if type(headroom) is not int or headroom:
                 headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
             roots = _NONE if salts is None else self._salted("admit", salts, n, create=True)
             room = int(starts[-1]) if n else 0
@@ -334,7 +334,7 @@ class KVCache(Uncopied, Sanitizable):
             words, stride = (e.UNKNOWN, 0) if tokens is None else self._words(tokens)
             finals = _NONE if final is None else _per_row("extend", final, "final", wanted.size)
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
-            if headroom != 0:
+            if type(headroom) is not int or headroom:
                 headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
             if not isinstance(partial, FLAGS):
                 raise ArgumentError(

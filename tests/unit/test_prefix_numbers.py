@@ -19,7 +19,9 @@ def model(number, tokens):
     for token in tokens:
         last = token % PRIME + 1
         one = (one * ONE + last) % PRIME
-        other = (other * OTHER + last + (token >> 31) + (OTHER if token & PRIME == PRIME else 0)) % PRIME
+        other = (
+            other * OTHER + last + (token >> 31) + 3 * (token >> 62) + (OTHER if token & PRIME == PRIME else 0)
+        ) % PRIME
     return one << 31 | other
 
 

@@ -215,7 +215,16 @@ def test_numbers_as_large_as_they_come_mean_what_they_say(tmp_path, call):
 
 
 PRIME = 2**31 - 1
-ALIKE = [(5, 5 + PRIME), (0, PRIME), (0, 2**31), (1, 2**31), (7, 7 + 2 * PRIME), (2**31, 2**32), (PRIME, 2 * PRIME)]
+ALIKE = [
+    (5, 5 + PRIME),
+    (0, PRIME),
+    (0, 2**31),
+    (1, 2**31),
+    (7, 7 + 2 * PRIME),
+    (2**31, 2**32),
+    (PRIME, 2 * PRIME),
+    (2**31, 2**62),
+]
 
 
 @pytest.mark.parametrize("sanitize", [False, True])

@@ -1,5 +1,8 @@
 """Refused calls: a replay makes those again that it can make as they were, and is never led to make a lawful one instead."""
 
+from decimal import Decimal
+from enum import IntEnum
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,11 @@ CACHE = {
     "a token below -1, looked up": lambda c: c.lookup([0, 2], [5, -2]),
     "a token below -1, admitted": lambda c: c.admit([1], [0, 2], [5, -2]),
     "a token below -1, appended": lambda c: c.extend([0], [0, 2], [5, -2]),
+    "no tokens to look up": lambda c: c.lookup([0, 2], None),
+    "no tokens to admit": lambda c: c.admit([1], [0, 2], None),
+    "no tokens to match": lambda c: c.match([1], [0, 2], None),
+    "headroom of no integer": lambda c: c.admit([1], [0, 6], TEXT, headroom=Decimal(0)),
+    "headroom of an array": lambda c: c.extend([0], [0, 1], [5], headroom=np.array([0])),
     "a salt of text": lambda c: c.admit([1], [0, 6], TEXT, salts=["x"]),
     "too many salts": lambda c: c.extend([0], [0, 1], [5], salts=[b"tenant", None]),
     "salts in one": lambda c: c.lookup([0, 6], TEXT, salts=b"t"),
@@ -59,6 +67,8 @@ TABLES = {
     "a large row": lambda t: t.move(LARGE, 0),
     "a number for rows": lambda t: t.move(1, 0),
     "one array for two groups": lambda t: t.append([0], ([0, 1],), ([5],), group=None),
+    "one number beside an array": lambda t: t.truncate([0], [[1], 0], None),
+    "one number beside arrays": lambda t: t.assign([0], [[0, 0], 0], ([], []), None),
     "an id of another group": lambda t: t.append([0], [0, 1], [99]),
 }
 
@@ -143,3 +153,40 @@ def test_a_loop_tells_a_refusal_as_the_error_does():
     with pytest.raises(OutOfBlocks) as refused:
         cache.admit([1], [0, 40], np.arange(40, 80))
     assert refusal_of(refused.value).tolist() == OUT_OF_BLOCKS.tolist()
+
+
+class Which(IntEnum):
+    FULL = 0
+
+
+def test_a_call_left_out_numbers_no_units(tmp_path):
+    with recording.record(tmp_path / "run") as recorder:
+        cache = KVCache([plan(max_model_len=64, block_size=4)], num_blocks=33, max_rows=4)
+        cache.admit([0], [0, 8], [1, 1, 1, 1, 2, 2, 2, 2])
+        cache.free([0])
+        for named in ({"headroom": -1.5}, {"limit": 2.5}, {"final": [1.5]}, {"final": [9]}, {"salts": ["x"]}):
+            with pytest.raises(ArgumentError):
+                cache.admit([1], [0, 8], [3, 3, 3, 3, 4, 4, 4, 4], **named)
+        assert cache.lookup([0, 5, 10], [5, 5, 5, 5, 6, 1, 1, 1, 1, 6]).tolist() == [0, 4]
+    found = recording.replay(tmp_path / "run")
+    assert (found.differs, found.digest, found.complete) == ("", recorder.digest, True)
+
+
+@pytest.mark.parametrize("sanitize", [False, True], ids=["", "sanitized"])
+def test_an_argument_that_shows_what_changes_is_what_it_was(tmp_path, sanitize):
+    geometry = plan(max_model_len=64, block_size=4)
+    with recording.record(tmp_path / "run") as recorder:
+        tables = BlockTables([geometry], max_rows=4, num_blocks=32, sanitize=sanitize)
+        tables.append([0], [0, 3], [3, 7, 9])
+        tables.commit()
+        tables.assign([0], [0, 2], tables[0].array[0, 1:3])
+        tables.append([0], [0, 1], [3], Which.FULL)
+        tables.commit()
+        cache = KVCache([geometry], num_blocks=33, max_rows=4, sanitize=sanitize)
+        cache.admit([0, 1, 2, 3], [0, 6, 12, 18, 24], np.arange(24))
+        cache.extend([0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4], final=cache.lengths)
+        assert cache.final.tolist() == [6] * 4
+        cache.confirm([0, 1, 2, 3], cache.lengths)
+        cache.truncate([0, 1, 2, 3], cache.lengths)
+    found = recording.replay(tmp_path / "run", until_finding=True)
+    assert (found.differs, found.finding, found.digest) == ("", None, recorder.digest)

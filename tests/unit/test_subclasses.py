@@ -1,5 +1,7 @@
 """Caches and tables of a user's own, sanitized and recorded: what their verbs call is seen as it is done, whatever the order."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -128,3 +130,55 @@ def test_one_made_before_is_recorded_with_the_class_it_has(tmp_path):
         assert recording.replay(tmp_path / "run").digest == recorder.digest
         assert isinstance(cache, Late)
         assert hasattr(cache, "sanitizer") == sanitize
+
+
+class Keyed(KVCache):
+    """It asks something of each subclass, and keeps them."""
+
+    kept: ClassVar = []
+
+    def __init_subclass__(cls, *, key, **named):
+        super().__init_subclass__(**named)
+        Keyed.kept.append(key)
+
+
+class OfAKey(Keyed, key="one"):
+    """It has names that recorders and watchers know."""
+
+    kernel_blocks = 7
+
+    def stats(self):
+        return "few"
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["", "recorded"])
+@pytest.mark.parametrize("sanitize", [False, True], ids=["", "sanitized"])
+def test_a_class_is_made_of_a_users_without_his_knowing(tmp_path, sanitize, record):
+    if not record:
+        use(OfAKey, sanitize)
+    else:
+        with recording.record(tmp_path / "run") as recorder:
+            use(OfAKey, sanitize)
+        found = recording.replay(tmp_path / "run", until_finding=True)
+        assert (found.differs, found.finding, found.digest) == ("", None, recorder.digest)
+    assert Keyed.kept == ["one"]
+
+
+class Silent(KVCache):
+    """It does not hand on that it is sanitized."""
+
+    def __init__(self, groups, sanitize=None):  # noqa: ARG002
+        super().__init__(groups, num_blocks=17, max_rows=4)
+
+
+def test_what_is_not_handed_on_is_sanitized_all_the_same(tmp_path):
+    cache = Silent([GEOMETRY], sanitize=True)
+    assert cache.sanitizer.report.mode == "raise"
+    again = type(cache)([GEOMETRY])
+    assert again.sanitizer.report.mode == "raise"
+    tables = type(BlockTables([GEOMETRY], max_rows=2, sanitize=True))
+    with recording.record(tmp_path / "run") as recorder:
+        one = tables([GEOMETRY], max_rows=2, num_blocks=20, sanitize=True)
+        one.append([0], [0, 2], [1, 2])
+        one.commit()
+    assert recording.replay(tmp_path / "run").digest == recorder.digest

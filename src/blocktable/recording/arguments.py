@@ -26,7 +26,11 @@ def fields_of(arguments: Sequence[Any]) -> list[Ints]:
     for argument in arguments:
         several = isinstance(argument, (tuple, list)) and not all(map(is_integer, argument))
         parts = argument if several else [argument]
-        found = [np.array([whole(part)]) if is_integer(part) else exact(part) for part in parts if part is not None]
+        found = [
+            np.array([whole(part)]) if is_integer(part) and not several else exact(part)
+            for part in parts
+            if part is not None
+        ]
         if several:
             what.append(len(found))
         else:

@@ -66,7 +66,8 @@ def read(path: str | Path) -> Iterator[list[Any] | Record]:
     before = _bytes(older) if is_there(older) and os.access(older, os.R_OK) and older.is_file() else b""
     data = _bytes(newer) if not before or is_there(newer) else b""
     half = _half(before)
-    begun = bool(data.replace(MAGIC, b"", 1).strip(b"\0"))  # else killed as it was to begin this half
+    # Else killed as it was to begin this half
+    begun = bool(data.strip(b"\0")) and (data[: len(MAGIC)] != MAGIC or next(_records(data, newer), None) is not None)
     if half and (not begun or _half(data) == (half[0], half[1] + 1)):
         yield from _records(before, older)
     if begun or not half:

@@ -17,13 +17,14 @@ import numpy as np
 from blocktable import _sanitized
 from blocktable._arrays import as_count
 from blocktable._ints import lcm
+from blocktable.cache import KVCache
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, ConcurrentUse
 from blocktable.recording import coding
 from blocktable.recording.format import KINDS, NONE, REFUSED, refusal_of
 from blocktable.recording.identity import Identity, Ints
 from blocktable.recording.pending import Pending
-from blocktable.recording.recorded import Recorded, recorded
+from blocktable.recording.recorded import Recorded, RecordedCache, recorded
 from blocktable.recording.shapes import describe
 from blocktable.recording.steps import SEATS
 from blocktable.recording.writer import Writer
@@ -132,7 +133,7 @@ class Recorder:
             self._objects.append(one)
             one._recorder, one._number = self, number  # noqa: SLF001 - what the recorded class keeps
             one._identity = identity = None if self._ring else _identity(one)  # noqa: SLF001
-            if self._usual and hasattr(one, "final"):
+            if self._usual and isinstance(one, RecordedCache):
                 one._pending = Pending(self, number, identity, one)  # noqa: SLF001
                 self._pending[number] = one._pending  # noqa: SLF001
             self.writer.say(["object", number, describe(one)])
@@ -357,6 +358,6 @@ def _used(one: Any) -> bool:
 
 def _identity(one: Any) -> Identity | None:
     paged = [g.geometry.block_size * g.geometry.cp_size for g in one.groups if g.kind != "state"]
-    if not getattr(one, "prefix_cache", False) or len(paged) != len(one.groups):
-        return None
-    return Identity(one.max_rows, lcm(*paged))
+    if isinstance(one, KVCache) and one.prefix_cache and len(paged) == len(one.groups):
+        return Identity(one.max_rows, lcm(*paged))
+    return None

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from blocktable import _sanitized
-from blocktable._arrays import FLAGS
+from blocktable._arrays import FLAGS, as_given
 from blocktable._cache_layout import COPIES
 from blocktable._journal import DUE, JournalFull, is_usual, is_usual_admit
 from blocktable.delta import Delta
@@ -24,6 +24,7 @@ from blocktable.recording.identity import SEEN, USED, Identity, Ints
 from blocktable.recording.pending import Pending
 from blocktable.recording.shapes import describe_group
 from blocktable.sanitize.reading import Unreadable
+from blocktable.tables import BlockTables
 
 V = TypeVar("V", bound=Callable[..., Any])
 _NOTHING = object()  # what a refused call returns
@@ -94,21 +95,23 @@ class RecordedTables(Recorded):
     @all_or_none
     def _do(self, verb: str, call: Callable[[], None], given: Sequence[Any]) -> None:
         """Do a verb of these arguments, and record it."""
+        fields = None
+        with suppress(Unreadable):  # refused, and not to be done again
+            fields = fields_of(given)  # now: they may be views of what changes
         try:
             call()
         except BlockTableError as error:
-            if self._recorder is not None and not isinstance(error, ConcurrentUse):
-                with suppress(Unreadable):  # refused, and not to be done again
-                    self._recorder.write(verb, self._number, fields_of(given), refused=error)
+            if self._recorder is not None and fields is not None and not isinstance(error, ConcurrentUse):
+                self._recorder.write(verb, self._number, fields, refused=error)
             raise
         if self._recorder is not None:
-            self._recorder.write(verb, self._number, fields_of(given))
+            self._recorder.write(verb, self._number, fields)
 
 
 def _tables_verb(verb: str) -> Callable[..., None]:
     def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
         real = getattr(super(RecordedTables, self), verb)
-        given = list(signature(real).bind(*args, **named).arguments.values())
+        _, *given = signature(getattr(BlockTables, verb)).bind(self, *args, **named).arguments.values()
         self._do(verb, partial_of(real, *args, **named), given)
 
     recorded_verb.__name__ = verb
@@ -194,7 +197,7 @@ class RecordedCache(Recorded):
         """Do it, and record it."""
 
         def told(_: Any) -> list[Any]:
-            starts, text = cut(indptr, tokens)
+            starts, text = cut(indptr, exact(tokens))
             return [np.diff(starts), *self._prompts(starts, text, salts), self._recorder.tokens(text)]
 
         if self._pending is None or salts is not None:
@@ -206,7 +209,7 @@ class RecordedCache(Recorded):
 
         def told(cached: Any) -> list[Any]:
             opened = exact(rows)
-            starts, text = cut(indptr, tokens, opened)
+            starts, text = cut(indptr, exact(tokens), opened)
             fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
             if cached is _NOTHING:
                 return fields
@@ -228,15 +231,17 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
+        limit, final = as_given(limit), as_given(final)
 
         def told(result: Any) -> list[Any]:
             opened = exact(rows)
-            starts, text = cut(indptr, tokens, opened)
+            starts, text = cut(indptr, exact(tokens), opened)
             one = np.ndim(limit) == 0
             limits = None if limit is None else np.array(least(limit)) if one else exact(limit)
             marks = None if final is None else exact(final)
-            fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]
-            fields += [limits, marks, np.array([*least(headroom), int(one)])]
+            numbers = np.array([*least(headroom), int(one)])
+            fields = [opened, np.diff(starts), *self._prompts(starts, text, salts)]  # last: it numbers units
+            fields += [limits, marks, numbers]
             if result is _NOTHING:
                 return fields
             cached = result[0]
@@ -261,7 +266,7 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
-        pending = self._pending
+        pending, final = self._pending, as_given(final)
         if pending is None or not is_usual(final, salts, partial, headroom):
             named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
             told = partial_of(self._told_extend, rows, indptr, tokens, **named)
@@ -313,6 +318,7 @@ class RecordedCache(Recorded):
     def confirm(self, rows: Any, lengths: Any, indptr: Any = None, tokens: Any = None) -> None:
         """Do it, and record it."""
         before = self.final.copy()  # type: ignore[attr-defined]
+        lengths = as_given(lengths)
 
         def told(result: Any) -> list[Any]:
             wanted, marks = exact(rows), exact(lengths)
@@ -334,6 +340,7 @@ class RecordedCache(Recorded):
 
     def truncate(self, rows: Any, lengths: Any, fence: int | None = None) -> None:
         """Do it, and record it."""
+        lengths = as_given(lengths)
 
         def told(result: Any) -> list[Any]:
             wanted, ends = exact(rows), exact(lengths)

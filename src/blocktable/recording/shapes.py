@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from blocktable.cache import KVCache
 from blocktable.groups import Group
+from blocktable.sanitize.watch import Watch
 
 SHAPE = (
     *("max_model_len", "lookahead", "extra_blocks", "block_size", "kernel_block_size"),
@@ -13,7 +15,7 @@ SHAPE = (
 
 def describe(one: Any) -> dict[str, Any]:
     """Return what an object was made with, as plain numbers."""
-    if hasattr(one, "kernel_blocks"):
+    if isinstance(one, Watch):
         return {
             "watch": 1,
             "groups": [describe_group(group) for group in one.groups],
@@ -27,7 +29,7 @@ def describe(one: Any) -> dict[str, Any]:
         "max_rows": one.max_rows,
         "num_blocks": one.num_blocks,
     }
-    if hasattr(one, "prefix_cache"):
+    if isinstance(one, KVCache):
         made |= {"prefix_cache": one.prefix_cache, "cp_rank": one.cp_rank}
     return made
 

@@ -58,6 +58,8 @@ class Writer:
         except ArgumentError:
             raise
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is None:
+                raise  # of a signal handler, such as a TimeoutError
             raise ArgumentError(
                 f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}",
                 values={"path": str(self.path)},

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from blocktable._arrays import as_given
 from blocktable._ints import lcm
+from blocktable.cache import KVCache
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse, LawBroken, NeverFits, OutOfBlocks
 from blocktable.groups import Group
@@ -69,6 +71,7 @@ class CacheSanitizer(Looks):
 
     def call(self, frame: Any, verb: str, real: Callable[..., Any], args: Any, named: Any) -> Any:
         """Run a verb of the cache, then its meaning, and compare."""
+        args, named = tuple(map(as_given, args)), {name: as_given(value) for name, value in named.items()}
         self.shadow.begin(verb, frame)
         self._writes = []
         try:
@@ -112,11 +115,11 @@ class CacheSanitizer(Looks):
             rows = np.arange(cache.max_rows)
         if rows.size:
             self._compare_rows(rows)
-        self._conserved(cache.stats())
+        self._conserved(KVCache.stats(cache))
         self._calls += 1
         if self._calls % self._every == 0:
             try:
-                cache.check()
+                KVCache.check(cache)
             except LawBroken as error:
                 row, block = (int(error.values.get(name, -1)) for name in ("row", "block"))  # type: ignore[call-overload]
                 self._find(Broken(error.law, error.message, -1, row, -1, block))
@@ -137,7 +140,7 @@ class CacheSanitizer(Looks):
 
     def _kept(self, headroom: int) -> None:
         """L9: what a call was told to leave is there."""
-        stats = self._cache.stats()
+        stats = KVCache.stats(self._cache)
         left = stats["free"] + stats["cached"]
         if left < headroom:
             self._find(Broken("L9", f"{headroom} blocks were to stay free, {left} are left"))

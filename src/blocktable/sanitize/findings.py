@@ -87,7 +87,7 @@ class Report:
         if isinstance(sanitize, Report):
             return sanitize
         asked = os.environ.get("BLOCKTABLE_SANITIZE", "") if sanitize is None else sanitize
-        return cls("raise" if asked in (True, "1") else asked)
+        return cls("raise" if asked in (True, "1", "") else asked)  # "": the class itself asks for it
 
     def __len__(self) -> int:
         """Return how many findings there were."""
