@@ -266,9 +266,9 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
-        pending, final = self._pending, as_given(final)
+        pending = self._pending
         if pending is None or not is_usual(final, salts, partial, headroom):
-            named = {"final": final, "salts": salts, "partial": partial, "headroom": headroom}
+            named = {"final": as_given(final), "salts": salts, "partial": partial, "headroom": headroom}
             told = partial_of(self._told_extend, rows, indptr, tokens, **named)
             return self._call("extend", (rows, indptr, tokens), named, told)
         try:
@@ -278,7 +278,8 @@ class RecordedCache(Recorded):
         except BlockTableError as error:
             self._tell("extend", partial_of(self._told_extend, rows, indptr, tokens), _NOTHING, error)
             raise
-        pending.flush_due()
+        if pending.journal[DUE]:  # as ``flush_due`` does, without its call: every step comes here
+            pending.flush()
         return slots
 
     def _told_extend(
