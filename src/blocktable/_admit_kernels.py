@@ -372,7 +372,7 @@ def admit(
         code = check_prompts(info, state, meta, lines, rows, indptr, words, stride, mode, limits, finals)
         if code != OK:
             return code
-        if journal.size and not has_room(journal, room_of_prompts(rows, indptr)):
+        if not has_room(journal, room_of_prompts(rows, indptr)):
             meta[NEEDED] = room_of_prompts(rows, indptr)
             return JOURNAL_FULL
         if mode == ADMIT and indptr.size > 2 and not saved:

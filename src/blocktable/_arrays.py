@@ -82,9 +82,21 @@ def as_given(argument: Any) -> Any:
     return argument.copy() if isinstance(argument, np.ndarray) and argument.base is not None else argument
 
 
+def is_integer(value: Any) -> bool:
+    """Say whether a value is one integer: bools, floats and strings are none, NumPy's are."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def as_flag(verb: str, value: Any, name: str, remedy: str) -> bool:
+    """Return True or False; anything else is refused."""
+    if isinstance(value, FLAGS):
+        return bool(value)
+    raise ArgumentError(f"{verb}: {name} must be True or False, got {value!r}", values={name: value}, remedy=remedy)
+
+
 def as_count(value: Any, name: str, low: int, high: int, *, law: str = "") -> int:
-    """Return a whole number within low..high; bools, floats and strings are refused, NumPy integers are not."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    """Return a whole number within low..high."""
+    if is_integer(value):
         number = int(value)
         if low <= number <= high:
             return number

@@ -23,7 +23,7 @@ class _Unseen:
         pass
 
 
-def joined(cls: Any, base: Any, mixin: Any, more: dict[str, Any]) -> Any:
+def joined(cls: Any, base: Any, mixin: Any, **more: Any) -> Any:
     """Return the class that does what ``cls`` does, with the mixin's verbs in front of those of ``base``, which it has.
 
     Those of a user's subclass stay in front: what they call, and in which order, is seen as it is done.

@@ -24,7 +24,7 @@ from blocktable import _extend_kernels as e
 from blocktable import _kernels as k
 from blocktable import _pool_kernels as pool
 from blocktable import _prefix_kernels as index
-from blocktable._arrays import FLAGS, as_int64
+from blocktable._arrays import as_flag, as_int64, is_integer
 from blocktable._cache_audit import audit
 from blocktable._cache_faults import refusal, short
 from blocktable._cache_plan import Plan, span
@@ -299,8 +299,6 @@ class KVCache(Uncopied, Sanitizable):
                 words = self._words(tokens)
             elif code == c.SAVE:
                 saved = self._core, [array.copy() for array in self._core]
-            elif code == c.JOURNAL_FULL:
-                raise JournalFull(int(self._meta[c.NEEDED]))
             else:
                 error = self._refused(code, verb, rows, headroom)
                 if saved:
@@ -336,12 +334,8 @@ class KVCache(Uncopied, Sanitizable):
             roots = _NONE if salts is None else self._salted("extend", salts, wanted.size, create=True)
             if type(headroom) is not int or headroom:
                 headroom = min(_integer(headroom, "headroom", 0), c.NO_LIMIT)
-            if not isinstance(partial, FLAGS):
-                raise ArgumentError(
-                    f"extend: partial must be True or False, got {partial!r}",
-                    values={"partial": partial},
-                    remedy="pass partial=True to serve the first rows that fit",
-                )
+            if partial is not False:
+                partial = as_flag("extend", partial, "partial", "pass partial=True to serve the first rows that fit")
             total = int(starts[-1]) if starts.size else 0
             total = max(0, min(total, self._plan.largest * wanted.size))  # rows of more are not served
             slots = np.empty((len(self.groups), total), np.int64)
@@ -357,8 +351,6 @@ class KVCache(Uncopied, Sanitizable):
                 elif code == c.WIDEN:
                     self._widen("extend", tokens)
                     words, stride = self._words(tokens)
-                elif code == c.JOURNAL_FULL:
-                    raise JournalFull(int(self._meta[c.NEEDED]))
                 else:
                     raise self._refused(code, "extend", wanted, headroom)
                 code = e.extend(
@@ -427,8 +419,6 @@ class KVCache(Uncopied, Sanitizable):
         if code == c.GROW:
             self._grow(int(self._meta[c.NEEDED]))
             code = v.shorten(*self._core, rows, lengths, epoch, close, journal)
-        if code == c.JOURNAL_FULL:
-            raise JournalFull(int(self._meta[c.NEEDED]))
         if code != k.OK:
             self._last_fence, self._fences, self._epochs = before
             raise self._refused(code, verb, rows, 0)
@@ -580,6 +570,8 @@ class KVCache(Uncopied, Sanitizable):
     # Inside
 
     def _refused(self, code: int, verb: str, rows: Any, headroom: int) -> Exception:
+        if code == c.JOURNAL_FULL:  # no refusal: what waits is written, and the call made again
+            return JournalFull(int(self._meta[c.NEEDED]))
         if code == c.SHORT_OF_BLOCKS:
             return short(verb, self._meta, rows[self._meta[c.SERVED] :].tolist(), headroom, self._plan.usable)
         return refusal(code, verb, self.tables._info, self._plan)
@@ -677,7 +669,7 @@ class KVCache(Uncopied, Sanitizable):
 
 
 def _per_row(verb: str, value: Any, name: str, n: int) -> NDArray[np.int64]:
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and name == "limit":
+    if is_integer(value) and name == "limit":
         return np.full(n, max(-(2**63), min(value, c.NO_LIMIT)), np.int64)
     found = as_int64(value, name)
     if found.size != n:
@@ -690,7 +682,7 @@ def _per_row(verb: str, value: Any, name: str, n: int) -> NDArray[np.int64]:
 
 
 def _integer(value: Any, name: str, least: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
+    if not is_integer(value) or (least is not None and value < least):
         bound = "" if least is None else f" of at least {least}"
         raise ArgumentError(
             f"{name} must be an integer{bound}, got {value!r}",

@@ -18,7 +18,6 @@ __all__ = [
     "check_output",
     "kept_beside",
     "name_bad_lines",
-    "parts_of_recording",
     "print_columns",
     "print_rows",
 ]
@@ -74,11 +73,6 @@ def _is_same(path: Path, other: Path) -> bool:
 def kept_beside(results: Path) -> Path:
     """Return where a study keeps its finished cells, so that the same line goes on."""
     return results.with_name(f"{results.name}.cells.jsonl")
-
-
-def parts_of_recording(path: str) -> tuple[Path, Path]:
-    """Return the files of a recording: itself, and where a ring has its older half."""
-    return Path(path), Path(f"{path}.old")
 
 
 def print_rows(rows: Sequence[Row]) -> None:

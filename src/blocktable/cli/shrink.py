@@ -20,11 +20,12 @@ def command(file: str, *, out: str | None, as_json: bool, quiet: bool) -> int:
     """Shrink; the test goes to stdout, what was done to stderr."""
     import sys  # noqa: PLC0415 - as late as the rest
 
-    from blocktable.cli.output import check_output, parts_of_recording  # noqa: PLC0415
+    from blocktable.cli.output import check_output  # noqa: PLC0415
+    from blocktable.recording.format import older_half  # noqa: PLC0415
     from blocktable.recording.shrink import shrink  # noqa: PLC0415 - loads the compiled loops
 
     if out is not None:
-        check_output(Path(out), *parts_of_recording(file))
+        check_output(Path(out), Path(file), older_half(file))
     shrunk = shrink(file)
     kind, law, left = shrunk.failure.kind, shrunk.failure.law, len(shrunk.calls)
     if out is not None:

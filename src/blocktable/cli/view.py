@@ -48,8 +48,9 @@ def command(
 ) -> int:
     """Replay the recording so far, and draw it."""
     from blocktable import view  # noqa: PLC0415 - loads the compiled loops
-    from blocktable.cli.output import check_output, parts_of_recording  # noqa: PLC0415 - as late as the rest
+    from blocktable.cli.output import check_output  # noqa: PLC0415 - as late as the rest
     from blocktable.recording import replay  # noqa: PLC0415
+    from blocktable.recording.format import older_half  # noqa: PLC0415
     from blocktable.sanitize.watch import Watch  # noqa: PLC0415
     from blocktable.view.picture import Picture  # noqa: PLC0415
     from blocktable.view.text import draw_row  # noqa: PLC0415
@@ -61,7 +62,7 @@ def command(
                 values={"html": html, "row": row, "json": as_json},
                 remedy="leave one of them out",
             )
-        check_output(Path(html), *parts_of_recording(file))
+        check_output(Path(html), Path(file), older_half(file))
     replayed = replay(file, to=to)
     if not 0 <= number < len(replayed.objects):
         raise ArgumentError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blocktable._arrays import as_int64
+from blocktable._arrays import as_int64, is_integer
 from blocktable._cache_layout import NO_LIMIT
 from blocktable.errors import ArgumentError
 from blocktable.recording.format import NONE
@@ -37,11 +37,6 @@ def fields_of(arguments: Sequence[Any]) -> list[Ints]:
             what.append(NO_GROUP if argument is None else INTEGER if is_integer(argument) else ARRAY)
         fields += found
     return [np.array(what, np.int64), *fields]
-
-
-def is_integer(value: Any) -> bool:
-    """Say whether a value is one integer."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def exact(value: Any) -> Ints:
@@ -73,7 +68,7 @@ def cut(indptr: Any, tokens: Any, rows: Ints | None = None) -> tuple[Ints, Ints]
 
 def least(*values: Any) -> list[int]:
     """Return numbers, of which the larger ones all mean the same to a cache."""
-    return [whole(min(value, NO_LIMIT)) if is_integer(value) else whole(value) for value in values]
+    return [whole(min(value, NO_LIMIT) if is_integer(value) else value) for value in values]
 
 
 def one_of(value: Any) -> Ints | None:

@@ -57,12 +57,17 @@ class Record(NamedTuple):
     refused: bool
 
 
+def older_half(path: str | Path) -> Path:
+    """Return where a ring has its older half."""
+    return Path(f"{path}.old")
+
+
 def read(path: str | Path) -> Iterator[list[Any] | Record]:
     """Yield the whole records of a recording, of a ring the older half first; gzip is read as it is.
 
     Raises ArgumentError for a file that is no recording; a damaged or cut end is no error.
     """
-    newer, older = Path(path), Path(f"{path}.old")
+    newer, older = Path(path), older_half(path)
     before = _bytes(older) if is_there(older) and os.access(older, os.R_OK) and older.is_file() else b""
     data = _bytes(newer) if not before or is_there(newer) else b""
     half = _half(before)

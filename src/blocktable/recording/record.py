@@ -337,7 +337,7 @@ def fold(meta: Ints, result: Any) -> None:
 
 def refuse_used(one: Any) -> None:
     """Refuse what is neither a cache nor tables, or has been used: a replay begins with nothing."""
-    if not issubclass(recorded(_sanitized.plain(type(one))), Recorded) or _used(one):
+    if not issubclass(recorded(_sanitized.plain(type(one))), Recorded) or one._is_used():  # noqa: SLF001
         raise ArgumentError(
             f"a {type(one).__name__} cannot be recorded from here on",
             values={"type": type(one).__name__},
@@ -350,10 +350,6 @@ def refuse_used(one: Any) -> None:
             values={"type": type(one).__name__, "path": str(other.writer.path)},
             remedy="close that recording first, or construct another one",
         )
-
-
-def _used(one: Any) -> bool:
-    return not hasattr(one, "_is_used") or bool(one._is_used())  # noqa: SLF001
 
 
 def _identity(one: Any) -> Identity | None:

@@ -109,9 +109,11 @@ class RecordedTables(Recorded):
 
 
 def _tables_verb(verb: str) -> Callable[..., None]:
+    parameters = signature(getattr(BlockTables, verb))
+
     def recorded_verb(self: Any, *args: Any, **named: Any) -> None:
         real = getattr(super(RecordedTables, self), verb)
-        _, *given = signature(getattr(BlockTables, verb)).bind(self, *args, **named).arguments.values()
+        _, *given = parameters.bind(self, *args, **named).arguments.values()
         self._do(verb, partial_of(real, *args, **named), given)
 
     recorded_verb.__name__ = verb
@@ -231,7 +233,6 @@ class RecordedCache(Recorded):
         headroom: int = 0,
     ) -> Any:
         """Do it, and record it."""
-        limit, final = as_given(limit), as_given(final)
 
         def told(result: Any) -> list[Any]:
             opened = exact(rows)
@@ -249,6 +250,7 @@ class RecordedCache(Recorded):
             return [*fields, cached, *self._finished(opened), self._recorder.tokens(text)]
 
         if self._pending is None or not is_usual_admit(salts, limit, final):
+            limit, final = as_given(limit), as_given(final)
             named = {"final": final, "headroom": headroom}
             return self._call("admit", (rows, indptr, tokens, salts, limit), named, told)
         call = partial_of(self._plain_admit, rows, indptr, tokens, None, limit, headroom=headroom)
@@ -426,5 +428,7 @@ def recorded(cls: Any) -> Any:
         mixin = {"blocktable.cache.KVCache": RecordedCache, "blocktable.tables.BlockTables": RecordedTables}.get(place)
         if mixin is not None:
             # Those of every step go without super(), which costs as much as what they do here.
-            return _sanitized.joined(cls, base, mixin, {f"_plain_{verb}": getattr(base, verb, None) for verb in USUAL})
+            return _sanitized.joined(
+                cls, base, mixin, **{f"_plain_{verb}": getattr(base, verb, None) for verb in USUAL}
+            )
     return cls

@@ -270,14 +270,13 @@ def tell_prompts(
     before, end = end, say_unknown(journal, at, out, end)
     if end > before:
         sizes[first + OF_UNKNOWN] = end - before
-    if kind != LOOKUP:
-        if limit >= 0:
-            sizes[LIMITS], out[end] = 1, limit
-            end += 1
-        sizes[NUMBERS], out[end], out[end + 1] = 2, journal[at + HEADROOM], 1
-        end += 2
     if kind == LOOKUP:
         return
+    if limit >= 0:
+        sizes[LIMITS], out[end] = 1, limit
+        end += 1
+    sizes[NUMBERS], out[end], out[end + 1] = 2, journal[at + HEADROOM], 1
+    end += 2
     sizes[REFUSAL if kind & REFUSED else CACHED], end = found, say(journal, cached, found, out, end)
     if kind == ADMIT and counts[UNIT]:
         say_opened(journal, at, units, seen, lines, counts, sizes, out, end)

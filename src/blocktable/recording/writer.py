@@ -16,7 +16,7 @@ import numpy as np
 
 from blocktable.errors import ArgumentError
 from blocktable.recording import coding
-from blocktable.recording.format import MAGIC, SAID, is_there
+from blocktable.recording.format import MAGIC, SAID, is_there, older_half
 
 PIECE = 1 << 20  # bytes that the file grows by
 _encode = msgspec.msgpack.Encoder().encode
@@ -36,7 +36,7 @@ class Writer:
                 values={"path": path},
                 remedy="pass a str or a pathlib.Path",
             )
-        self.path, self._older = Path(path), Path(f"{path}.old")
+        self.path, self._older = Path(path), older_half(path)
         self._bound = bound
         if bound is not None:
             refuse_in_use(self._older)

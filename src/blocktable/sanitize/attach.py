@@ -39,5 +39,5 @@ def _sanitized(cls: Any) -> Any:
             if place is None:
                 return cls
             mixin: Any = getattr(import_module(place[0]), place[1])
-            return cls if issubclass(cls, mixin) else joined(cls, base, mixin, {})
+            return cls if issubclass(cls, mixin) else joined(cls, base, mixin)
     return cls

@@ -7,6 +7,7 @@ import numpy as np
 
 from blocktable._arrays import as_given
 from blocktable._ints import lcm
+from blocktable._sanitized import joined
 from blocktable.cache import KVCache
 from blocktable.delta import Delta
 from blocktable.errors import BlockTableError, ConcurrentUse, LawBroken, NeverFits, OutOfBlocks
@@ -694,7 +695,7 @@ class SanitizedCache(Committing):
         super().__init__(*args, **named)
         cache: Any = self
         kind = type(cache.tables)
-        cache.tables.__class__ = type(kind.__name__, (SanitizedCacheTables, kind), {"__module__": kind.__module__})
+        cache.tables.__class__ = joined(kind, kind, SanitizedCacheTables)
         cache.tables.tables = tuple(CheckedTable(cache.tables, g) for g in range(len(cache.groups)))
         self.sanitizer = cache.tables.sanitizer = CacheSanitizer(cache, Report.of(sanitize))
         self.sanitizer.shadow.begin("KVCache", caller(1))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blocktable._arrays import as_count
+from blocktable._arrays import as_count, as_flag
 from blocktable._ints import ceil_div
 from blocktable._sanitized import RECORDERS
 from blocktable.errors import ArgumentError, ContractError, GeometryError
@@ -101,7 +101,9 @@ class Watch:
         ranks = max(group.geometry.cp_size for group in self.groups)
         self.cp_rank = as_count(cp_rank, "cp_rank", 0, ranks - 1, law="L13")
         self.num_blocks = None if num_blocks is None else as_count(num_blocks, "num_blocks", 1, 2**31, law="L3")
-        self.ignore, self.kernel_blocks = _laws(ignore), _yes_or_no(kernel_blocks)
+        self.ignore = _laws(ignore)
+        remedy = "pass True where the tables hold kernel blocks"
+        self.kernel_blocks = as_flag("watch", kernel_blocks, "kernel_blocks", remedy)
         units = [Unit.of(g, Shape.of(group), self.num_blocks) for g, group in enumerate(self.groups)]
         self._units = [unit.kernel for unit in units] if self.kernel_blocks else units
         self._log = Log()
@@ -310,13 +312,3 @@ def _laws(ignore: Any) -> frozenset[str]:
             remedy="name each as the reports do, such as ignore={'L4'}",
         )
     return frozenset(named)
-
-
-def _yes_or_no(kernel_blocks: Any) -> bool:
-    if not isinstance(kernel_blocks, bool | np.bool_):
-        raise ArgumentError(
-            f"watch: kernel_blocks must be True or False, got {kernel_blocks!r}",
-            values={"kernel_blocks": kernel_blocks},
-            remedy="pass True where the tables hold kernel blocks",
-        )
-    return bool(kernel_blocks)
