@@ -7,12 +7,11 @@ write nothing outside their own rows and buffers.
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from blocktable import _kernels as k
 from blocktable._arrays import I64 as INT64
-from blocktable._arrays import as_int64
+from blocktable._arrays import as_int64, is_integer
 from blocktable._jit import compiled, i32, i64
 from blocktable._kernels import BLOCK, COUNT, CP, I32, I64, KIND, OK, RING, ROWS, STATE, STATE_FIELDS, refuse
 from blocktable.device.staging import Staging
@@ -162,7 +161,7 @@ def too_many(verb: str, tokens: int, padded: int) -> ArgumentError:
 
 def as_count(value: Any, name: str, least: int) -> int:
     """Return a size as an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
+    if not is_integer(value) or not least <= value < 2**31:
         raise ArgumentError(
             f"{name} must be an integer of at least {least}, got {value!r}",
             law="L6",

@@ -20,6 +20,7 @@ import torch
 
 from blocktable import _kernels as k
 from blocktable._apply import SPAN_COUNT, stage
+from blocktable._arrays import is_integer
 from blocktable._copying import Uncopied
 from blocktable._sanitized import Sanitizable
 from blocktable.delta import Delta
@@ -121,7 +122,7 @@ class DeviceTables(Sanitizable, Uncopied):
         ranks = max(shape.cp_size for shape in self.shapes)
         rank: Any = cp_rank
         ahead: Any = depth
-        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < ranks:
+        if not is_integer(rank) or not 0 <= rank < ranks:
             raise ArgumentError(
                 f"cp_rank {cp_rank!r} is outside 0..{ranks - 1}",
                 law="L13",

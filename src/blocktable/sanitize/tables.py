@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from blocktable._arrays import is_integer
 from blocktable.contracts import AtLeast, AtMost, Contract, Exactly, FloatModulus, TokenMultiple
 from blocktable.delta import Delta
 from blocktable.errors import ArgumentError, BlockTableError, ConcurrentUse, DeltaError
@@ -196,7 +197,7 @@ class TablesSanitizer(Looks):
             if any(not isinstance(array, (tuple, list)) or len(array) != size for array in arrays):
                 raise Unreadable
             return [(g, *(array[g] for array in arrays)) for g in range(size)]
-        if isinstance(group, bool) or not isinstance(group, (int, np.integer)):
+        if not is_integer(group):
             raise Unreadable
         if not 0 <= group < size:
             raise Unlawful("L2", f"there is no group {group}")
